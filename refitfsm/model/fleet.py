@@ -1,0 +1,92 @@
+"""The fleet as a value: its servers' views, the version it serves, and the one cycle that is open."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from refitfsm.model.states import Condition, Gate, ServerState
+from refitfsm.model.values import Facts, ServerView
+
+
+class Goal(StrEnum):
+    """What a cycle is to reach."""
+
+    ENROL = "enrol"
+    """Every server read, and serving."""
+    RELEASE = "release"
+    """The policy's memory tags given to the trainer."""
+    RESUME = "resume"
+    """Serving again with the weights that were kept."""
+    REFIT = "refit"
+    """Serving a new version."""
+    FLUSH = "flush"
+    """Serving with an empty cache."""
+
+
+class Phase(StrEnum):
+    """How far a cycle got."""
+
+    WORKING = "working"
+    COMMITTED = "committed"
+    """All that count are ready; they are told to go on."""
+    ABORTING = "aborting"
+    """It will not reach its goal; what can go back goes back."""
+
+
+class Cycle(NamedTuple):
+    """One attempt of the whole fleet to reach a goal."""
+
+    id: int
+    goal: Goal
+    members: frozenset[str]
+    version: int
+    """refit: the new version; otherwise the version that is served."""
+    chunk_bytes: tuple[int, ...] = ()
+    """refit: bytes of each chunk that makes the model."""
+    started_s: float = 0.0
+    deadline_s: float = 0.0
+    phase: Phase = Phase.WORKING
+    failed: tuple[tuple[str, str], ...] = ()
+    """Servers that dropped out, with the reason."""
+    reason: str = ""
+    """Why it aborts."""
+    busy: int = 0
+    """Members with a command in flight."""
+
+    @property
+    def failed_servers(self) -> frozenset[str]:
+        return frozenset(server for server, _ in self.failed)
+
+
+class FleetView(NamedTuple):
+    """Everything the planner decides on."""
+
+    servers: Mapping[str, ServerView]
+    """By name, in the order of the names; never changed in place."""
+    serving_version: int = 0
+    cycle: Cycle | None = None
+    last_cycle: int = 0
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "FleetView":
+        """A fleet of servers of which nothing is known yet."""
+        return cls({name: ServerView(name) for name in sorted(names)})
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.serving_version, self.cycle.id if self.cycle else 0)
+
+
+def admits(view: ServerView) -> bool:
+    """May a request be routed to this server now."""
+    return (
+        view.state is ServerState.SERVING and view.gate is Gate.OPEN and view.condition is Condition.HEALTHY
+    )
+
+
+def usable(view: ServerView) -> bool:
+    """Can a cycle do anything with this server."""
+    return view.state is not ServerState.OFFLINE and view.condition not in (
+        Condition.SUSPECT,
+        Condition.RETIRED,
+    )

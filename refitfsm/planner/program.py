@@ -1,0 +1,194 @@
+"""The order of a cycle, as data: for each goal, the steps and when each is needed.
+
+A server's next command is the first step of the list that is needed. There is no program counter:
+what has been done is read from the view, so a cycle that starts from any state, or goes on after a
+lost answer, finds its place by itself. Whether the step is *legal* is the table's business.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from refitfsm.model.fleet import Cycle, Goal, Phase
+from refitfsm.model.rules import Rules
+from refitfsm.model.states import ContentKind, Gate, ServerState, Tag
+from refitfsm.model.values import Command, CommandKind, ServerView
+
+Needed = Callable[[ServerView, Cycle, Rules], bool]
+Make = Callable[[ServerView, Cycle, Rules], Command]
+
+
+class Step(NamedTuple):
+    """One step: the command it issues and when it is needed."""
+
+    name: str
+    needed: Needed
+    command: Make
+    doc: str
+
+
+def _plain(kind: CommandKind) -> Make:
+    return lambda _view, _cycle, _rules: Command(kind)
+
+
+def _to_release(view: ServerView, rules: Rules) -> frozenset[Tag]:
+    return rules.release_tags & view.resident
+
+
+def _is_pushed(view: ServerView, cycle: Cycle) -> bool:
+    """The whole model of this cycle is in."""
+    content = view.content
+    return content.kind is ContentKind.COMPLETE and (content.version, content.cycle) == (
+        cycle.version,
+        cycle.id,
+    )
+
+
+def _holds(view: ServerView, cycle: Cycle) -> bool:
+    """The content is complete, and of the version that the cycle ends with."""
+    return view.content.kind is ContentKind.COMPLETE and view.content.version == cycle.version
+
+
+def _push(view: ServerView, cycle: Cycle, _rules: Rules) -> Command:
+    content = view.content
+    going_on = content.kind is ContentKind.PARTIAL and content.cycle == cycle.id
+    chunk = content.chunks_done if going_on else 0
+    return Command(
+        CommandKind.PUSH,
+        version=cycle.version,
+        chunk=chunk,
+        chunks=len(cycle.chunk_bytes),
+        chunk_bytes=cycle.chunk_bytes[chunk],
+    )
+
+
+ENROL = Step(
+    "enrol",
+    lambda view, _c, _r: view.state is ServerState.OFFLINE,
+    _plain(CommandKind.ENROL),
+    "Ask the server who it is.",
+)
+DRAIN = Step(
+    "drain",
+    lambda view, _c, _r: view.gate is not Gate.CLOSED,
+    _plain(CommandKind.DRAIN),
+    "Close the gate, wait for requests in flight.",
+)
+PAUSE = Step(
+    "pause",
+    lambda view, _c, _r: not view.paused,
+    _plain(CommandKind.PAUSE),
+    "Pause generation; what is left is aborted.",
+)
+FLUSH = Step(
+    "flush",
+    lambda view, _c, _r: view.kv_epoch is not None and Tag.KV_CACHE in view.resident,
+    _plain(CommandKind.FLUSH),
+    "Empty the cache, and so prove that the server is idle.",
+)
+RELEASE = Step(
+    "release",
+    lambda view, _c, rules: bool(_to_release(view, rules)),
+    lambda view, _c, rules: Command(CommandKind.RELEASE, tags=_to_release(view, rules)),
+    "Give the policy's memory tags to the trainer.",
+)
+RESUME_WEIGHTS = Step(
+    "resume weights",
+    lambda view, _c, _r: Tag.WEIGHTS in view.released,
+    lambda _v, _c, _r: Command(CommandKind.RESUME, tags=frozenset({Tag.WEIGHTS})),
+    "Take the memory of the weights back.",
+)
+END_FOREIGN = Step(
+    "end stale session",
+    lambda view, cycle, _r: view.session not in (0, cycle.id),
+    _plain(CommandKind.END),
+    "Close a session that an earlier cycle, or somebody else, left open.",
+)
+BEGIN = Step(
+    "begin",
+    lambda view, cycle, _r: view.capabilities.sessions and view.session == 0 and not _is_pushed(view, cycle),
+    _plain(CommandKind.BEGIN),
+    "Open a weight-update session, where the server has them.",
+)
+PUSH = Step(
+    "push",
+    lambda view, cycle, _r: not _is_pushed(view, cycle),
+    _push,
+    "Send the next chunk of weights.",
+)
+END = Step("end", lambda view, _c, _r: view.session != 0, _plain(CommandKind.END), "Close the session.")
+VERIFY = Step(
+    "verify",
+    lambda view, cycle, _r: _holds(view, cycle) and not view.content.proved,
+    lambda _v, cycle, rules: Command(CommandKind.VERIFY, version=cycle.version, level=rules.verify),
+    "Read the version back, and the checksum where the policy asks for it.",
+)
+RESUME_REST = Step(
+    "resume the rest",
+    lambda view, _c, _r: bool(view.released),
+    lambda view, _c, _r: Command(CommandKind.RESUME, tags=view.released),
+    "Take back the KV cache and whatever else is out.",
+)
+REBUILD = Step(
+    "confirm the cache empty",
+    lambda view, _c, _r: view.state in (ServerState.RELEASED, ServerState.WEIGHTS_STAGED),
+    _plain(CommandKind.FLUSH),
+    "One flush, confirmed: the cache holds nothing of other weights.",
+)
+CONTINUE = Step(
+    "continue",
+    lambda view, _c, _r: view.gate is not Gate.OPEN,
+    lambda _v, cycle, _r: Command(CommandKind.CONTINUE, version=cycle.version),
+    "Go on, after the fleet's commit.",
+)
+FINISH_DRAIN = DRAIN._replace(needed=lambda view, _c, _r: view.gate is Gate.DRAINING)
+REBUILD_KEPT = REBUILD._replace(needed=lambda view, _c, _r: view.state is ServerState.WEIGHTS_STAGED)
+
+PROGRAMS: dict[Goal, tuple[Step, ...]] = {
+    Goal.ENROL: (ENROL,),
+    Goal.RELEASE: (DRAIN, PAUSE, END_FOREIGN, FLUSH, RELEASE),
+    Goal.RESUME: (RESUME_WEIGHTS, VERIFY, RESUME_REST, REBUILD),
+    Goal.REFIT: (
+        DRAIN,
+        PAUSE,
+        FLUSH,
+        RESUME_WEIGHTS,
+        END_FOREIGN,
+        BEGIN,
+        PUSH,
+        END,
+        VERIFY,
+        RESUME_REST,
+        REBUILD,
+    ),
+    Goal.FLUSH: (DRAIN, PAUSE, FLUSH),
+}
+"""For each goal: the steps that lead to the fleet's commit, in order."""
+
+OPEN: tuple[Step, ...] = (CONTINUE,)
+"""After the commit. `release` has no commit: the trainer has the memory."""
+
+GO_BACK: tuple[Step, ...] = (FINISH_DRAIN, REBUILD_KEPT, CONTINUE)
+"""When a cycle aborts: what a server does whose weights were not touched and are all resident."""
+
+
+def can_go_back(view: ServerView, serving_version: int) -> bool:
+    """Whether a server still holds the version that the fleet serves, whole and resident."""
+    content = view.content
+    return (
+        view.everything_resident
+        and content.kind is ContentKind.COMPLETE
+        and content.proved
+        and content.version == serving_version
+        and view.session == 0
+    )
+
+
+def next_step(view: ServerView, cycle: Cycle, rules: Rules) -> Step | None:
+    """The first step that is needed, or None: the server waits for the others, or is done."""
+    if cycle.phase is Phase.ABORTING:
+        steps = GO_BACK
+    elif cycle.phase is Phase.COMMITTED:
+        steps = OPEN
+    else:
+        steps = PROGRAMS[cycle.goal]
+    return next((step for step in steps if step.needed(view, cycle, rules)), None)

@@ -1,0 +1,171 @@
+"""What may be asked of a fleet, and when: the guards of each goal, as data."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from refitfsm.model.fleet import FleetView, Goal, admits, usable
+from refitfsm.model.rules import FailurePolicy, Rules
+from refitfsm.model.states import Condition, ContentKind, ServerState
+from refitfsm.model.values import ServerView
+
+
+class Request(NamedTuple):
+    """Somebody asks for a goal."""
+
+    goal: Goal
+    version: int = 0
+    """refit: the new version."""
+    chunk_bytes: tuple[int, ...] = ()
+    """refit: bytes of each chunk."""
+
+
+class Refusal(NamedTuple):
+    """Why a request is not taken."""
+
+    server: str
+    """The server it is about, or `fleet`."""
+    state: str
+    rule: str
+    remedy: str
+
+
+class FleetGuard(NamedTuple):
+    """A named predicate over the fleet: returns who breaks it, or None when it holds."""
+
+    name: str
+    broken_by: Callable[[FleetView, Request, Rules], ServerView | str | None]
+    remedy: str
+
+
+def _first(fleet: FleetView, wrong: Callable[[ServerView], bool]) -> ServerView | None:
+    return next((view for view in fleet.servers.values() if wrong(view)), None)
+
+
+def _too_few(fleet: FleetView, _request: Request, rules: Rules) -> str | None:
+    count = sum(map(usable, fleet.servers.values()))
+    return None if count >= max(1, rules.floor) else f"{count} of {len(fleet.servers)} servers usable"
+
+
+def _spared(rules: Rules) -> bool:
+    return rules.on_failure is FailurePolicy.QUARANTINE
+
+
+NO_CYCLE_IS_OPEN = FleetGuard(
+    "no_cycle_is_open",
+    lambda fleet, _q, _r: f"cycle {fleet.cycle.id} ({fleet.cycle.goal}) is open" if fleet.cycle else None,
+    "wait for it to end: one cycle at a time",
+)
+SERVERS_ARE_ONLINE = FleetGuard(
+    "servers_are_online",
+    lambda fleet, _q, rules: (
+        None if _spared(rules) else _first(fleet, lambda view: view.state is ServerState.OFFLINE)
+    ),
+    "start the server and connect again, or use on_failure = quarantine",
+)
+SERVERS_ARE_TRUSTED = FleetGuard(
+    "servers_are_trusted",
+    lambda fleet, _q, rules: (
+        None
+        if _spared(rules)
+        else _first(fleet, lambda view: view.condition in (Condition.SUSPECT, Condition.RETIRED))
+    ),
+    "what its last command did is not known: restart the server and connect again",
+)
+ENOUGH_SERVERS_REMAIN = FleetGuard(
+    "enough_servers_remain", _too_few, "restart servers until the policy's floor is met"
+)
+VERSION_IS_NEWER = FleetGuard(
+    "version_is_newer",
+    lambda fleet, request, _r: (
+        None if request.version > fleet.serving_version else f"version {fleet.serving_version} is served"
+    ),
+    "give a higher version; to serve the same weights again, resume the fleet",
+)
+MODEL_HAS_CHUNKS = FleetGuard(
+    "model_has_chunks",
+    lambda _f, request, _r: None if request.chunk_bytes else "no weights were given",
+    "give at least one tensor",
+)
+WEIGHTS_WERE_KEPT = FleetGuard(
+    "weights_were_kept",
+    lambda fleet, _q, _r: _first(
+        fleet,
+        lambda view: (
+            usable(view)
+            and not (
+                view.content.kind is ContentKind.COMPLETE and view.content.version == fleet.serving_version
+            )
+        ),
+    ),
+    "their weights are not what the fleet serves: refit instead of resume",
+)
+
+GOAL_GUARDS: dict[Goal, tuple[FleetGuard, ...]] = {
+    Goal.ENROL: (NO_CYCLE_IS_OPEN,),
+    Goal.RELEASE: (NO_CYCLE_IS_OPEN, SERVERS_ARE_ONLINE, SERVERS_ARE_TRUSTED, ENOUGH_SERVERS_REMAIN),
+    Goal.RESUME: (
+        NO_CYCLE_IS_OPEN,
+        SERVERS_ARE_ONLINE,
+        SERVERS_ARE_TRUSTED,
+        ENOUGH_SERVERS_REMAIN,
+        WEIGHTS_WERE_KEPT,
+    ),
+    Goal.REFIT: (
+        NO_CYCLE_IS_OPEN,
+        SERVERS_ARE_ONLINE,
+        SERVERS_ARE_TRUSTED,
+        ENOUGH_SERVERS_REMAIN,
+        VERSION_IS_NEWER,
+        MODEL_HAS_CHUNKS,
+    ),
+    Goal.FLUSH: (
+        NO_CYCLE_IS_OPEN,
+        SERVERS_ARE_ONLINE,
+        SERVERS_ARE_TRUSTED,
+        ENOUGH_SERVERS_REMAIN,
+        FleetGuard(
+            "servers_are_serving",
+            lambda fleet, _q, _r: _first(fleet, lambda view: usable(view) and not admits(view)),
+            "resume or refit the fleet first; a refit leaves the cache empty by itself",
+        ),
+    ),
+}
+"""For each goal: what must hold of the fleet before anything is sent."""
+
+
+def refusal(fleet: FleetView, request: Request, rules: Rules) -> Refusal | None:
+    """The first guard of the goal that does not hold, or None."""
+    for guard in GOAL_GUARDS[request.goal]:
+        culprit = guard.broken_by(fleet, request, rules)
+        if isinstance(culprit, ServerView):
+            why = f" ({culprit.reason})" if culprit.reason else ""
+            state = f"{culprit.state}, {culprit.condition}{why}"
+            return Refusal(culprit.server, state, guard.name, guard.remedy)
+        if culprit is not None:
+            return Refusal("fleet", culprit, guard.name, guard.remedy)
+    return None
+
+
+def is_met(fleet: FleetView, request: Request, rules: Rules) -> bool:
+    """Whether nothing needs to be done for the goal."""
+    views = [view for view in fleet.servers.values() if usable(view)]
+    if request.goal is Goal.RELEASE:
+        return all(not rules.release_tags & view.resident for view in views)
+    if request.goal is Goal.RESUME:
+        return all(map(admits, views))
+    return False
+
+
+def unfit(views: Sequence[ServerView], rules: Rules) -> str:
+    """Why servers that were just enrolled do not make a fleet under the policy; empty if they do."""
+    for view in views:
+        if rules.release_tags and not view.capabilities.memory_saver:
+            return (
+                f"{view.server}: runs without the memory saver, and policy {rules.name} releases memory;"
+                " start it with --enable-memory-saver, or use the policy always_on"
+            )
+    weights = {(view.capabilities.model_path, view.capabilities.weight_label) for view in views}
+    if len(weights) > 1:
+        named = ", ".join(f"{path} ({label})" for path, label in sorted(weights))
+        return f"the servers hold different weights: {named}; start all of them from the same checkpoint"
+    return ""
