@@ -202,6 +202,9 @@ class Report(NamedTuple):
     """drained: requests still running when the budget ended."""
 
 
+NOTHING_REPORTED = Report()
+
+
 class Event(NamedTuple):
     """Something that happened to one server, as input to the table."""
 
@@ -214,7 +217,7 @@ class Event(NamedTuple):
     """answers: the number of the command that is answered."""
     deadline_s: float = 0.0
     """requests: when the command counts as lost."""
-    report: Report = Report()
+    report: Report = NOTHING_REPORTED
     detail: str = ""
     """The server's last words, or why nothing came."""
 

@@ -1,0 +1,77 @@
+"""How SGLang's answers are read: the status is not enough, the body is."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from refitfsm.drivers.base import Observation
+from refitfsm.drivers.transport import Reply
+from refitfsm.model.values import NOTHING_REPORTED, CommandKind, EventName, Report
+
+WORDS_MAX = 300
+"""Characters of a server's words that go into a detail."""
+
+_GATEWAY = (502, 503, 504)
+
+
+class Answer(NamedTuple):
+    """A reply, read."""
+
+    status: int
+    fields: dict[str, object]
+    """The JSON object, or empty."""
+    words: str
+    """What the server said, short."""
+
+
+def read(reply: Reply) -> Answer:
+    """Read a reply; a body that is no JSON object has no fields, and its text is its words."""
+    try:
+        data = msgspec.json.decode(reply.body) if reply.body else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        data = reply.body.decode(errors="replace")
+    fields = data if isinstance(data, dict) else {}
+    said = fields.get("message") or fields.get("error") or (data if isinstance(data, str) else "")
+    if isinstance(said, dict):
+        said = said.get("message", said)
+    words = " ".join(str(said).split())[:WORDS_MAX]
+    return Answer(reply.status, fields, f"{reply.status}: {words}" if words else str(reply.status))
+
+
+def judge(
+    answer: Answer, kind: CommandKind, done: EventName, report: Report = NOTHING_REPORTED
+) -> Observation:
+    """How a control call ended.
+
+    A gateway's status is unknown: something between us and SGLang answered. A 400 is a refusal, except
+    where SGLang says that it wrote before it failed.
+    """
+    if answer.status in _GATEWAY:
+        return Observation(EventName.LOST, answer.words)
+    if answer.status == 200:
+        if answer.fields.get("success", True) is True:
+            return Observation(done, "", report)
+        return Observation(EventName.FAILED, answer.words)
+    if answer.status == 400 and kind is CommandKind.BEGIN and "already open" in answer.words:
+        return Observation(EventName.REFUSED, answer.words, Report(session_open=True))
+    if 400 <= answer.status < 500 and not _wrote(answer, kind):
+        return Observation(EventName.REFUSED, _with_remedy(answer))
+    return Observation(EventName.FAILED, answer.words)
+
+
+def _wrote(answer: Answer, kind: CommandKind) -> bool:
+    """Whether a 400 to a push may have come after something was written.
+
+    Validation errors (`object: error`) and a missing session are seen before the payload is looked at.
+    """
+    if kind is not CommandKind.PUSH:
+        return False
+    return answer.fields.get("object") != "error" and "must run between" not in answer.words
+
+
+def _with_remedy(answer: Answer) -> str:
+    if answer.status in (401, 403):
+        return f"{answer.words}; give the server's api_key or admin_api_key"
+    if answer.status == 404:
+        return f"{answer.words}; the server does not have this endpoint"
+    return answer.words

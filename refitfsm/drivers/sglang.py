@@ -1,0 +1,346 @@
+"""The SGLang driver: commands in, HTTP out, observations back. Over any transport.
+
+Every call ends in an observation. The order of calls is none of its business: that is the table's.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from refitfsm.drivers import answers, dialect, labels
+from refitfsm.drivers.base import Observation
+from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport
+from refitfsm.errors import RequestFailed
+from refitfsm.model.records import Issued
+from refitfsm.model.states import Tag
+from refitfsm.model.values import DONE, NOTHING_REPORTED, Capabilities, EventName, Report, VerifyLevel
+from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.plan import ChunkPlan
+from refitfsm.weights.source import RankPlace, WeightSource
+
+PROBE_S = 5.0
+"""How long a harmless read may take."""
+POLL_FIRST_S, POLL_MAX_S = 0.02, 0.5
+"""Between two tries of a flush or of /ready: doubling from the first to the last."""
+
+Encode = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+
+
+async def encode_in_thread(make: Callable[[], bytes]) -> bytes:
+    """Build a push's body beside the event loop, so that other servers' answers are not kept waiting."""
+    return await asyncio.to_thread(make)
+
+
+async def encode_inline(make: Callable[[], bytes]) -> bytes:
+    """Build a push's body at once: for simulated time, where threads have no place."""
+    return make()
+
+
+class Load(NamedTuple):
+    """The weights of the open refit."""
+
+    source: WeightSource
+    chunks: tuple[ChunkPlan, ...]
+
+
+class _Ended(Exception):
+    """A call ended otherwise than well; carries the observation."""
+
+    def __init__(self, observation: Observation) -> None:
+        super().__init__(observation.detail)
+        self.observation = observation
+
+
+def _body(fields: Mapping[str, object]) -> bytes:
+    return msgspec.json.encode(fields)
+
+
+def _tags(tags: frozenset[Tag]) -> bytes:
+    return _body({"tags": sorted(tag.value for tag in tags)})
+
+
+class SGLangDriver:
+    """Speaks SGLang's protocol to one server.
+
+    Args:
+        transport: the server's HTTP interface.
+        run_id: names this run in version labels.
+        gpus: the GPU UUID of each tensor parallel rank, in rank order, as far as known.
+        allow_unknown_version: treat a version outside the known ones as the nearest.
+        encode: how a push's body is built.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        run_id: str,
+        *,
+        gpus: tuple[str, ...] = (),
+        allow_unknown_version: bool = False,
+        encode: Encode = encode_in_thread,
+    ) -> None:
+        self._transport = transport
+        self._run_id = run_id
+        self._gpus = gpus
+        self._allow_unknown_version = allow_unknown_version
+        self._encode = encode
+        self._capabilities = Capabilities()
+        self._labels: tuple[str, ...] = ()
+        """The labels that the server may show while it is still the process that was enrolled."""
+        self.load: Load | None = None
+
+    # -- the driver's contract -----------------------------------------------------------------------
+
+    async def execute(self, issued: Issued) -> Observation:
+        act = getattr(self, f"_{issued.command.kind.value}")
+        try:
+            observation: Observation = await act(issued)
+        except _Ended as ended:
+            return ended.observation
+        except NotSent as error:
+            return Observation(EventName.DIED, f"nobody listens at its address ({error})")
+        except AnswerLost as error:
+            return await self._after_loss(str(error))
+        except WeightsError as error:
+            return Observation(EventName.REFUSED, f"the weights cannot be sent: {error}")
+        return observation
+
+    async def generate(self, body: bytes, timeout_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await self._transport.request("POST", "/generate", body)
+        except NotSent:
+            raise
+        except AnswerLost as error:
+            raise RequestFailed(f"the connection broke before the answer ({error}); send it again") from error
+        except TimeoutError:
+            raise RequestFailed(f"no answer within {timeout_s:g} s") from None
+        if reply.status != 200:
+            raise RequestFailed(f"the server answered {answers.read(reply).words}")
+        return reply.body
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    # -- calls ---------------------------------------------------------------------------------------
+
+    async def _get(self, *paths: str) -> dict[str, object]:
+        """The JSON object at the first of the paths that exists. A harmless read."""
+        reply = Reply(404, b"")
+        for path in paths:
+            async with asyncio.timeout(PROBE_S):
+                reply = await self._transport.request("GET", path)
+            if reply.status != 404:
+                break
+        answer = answers.read(reply)
+        if answer.status == 200 and answer.fields:
+            return answer.fields
+        if answer.status in (401, 403):
+            raise _Ended(
+                Observation(EventName.REFUSED, f"{answer.words}; give the server's api_key or admin_api_key")
+            )
+        raise _Ended(Observation(EventName.LOST, f"GET {paths[0]} answered {answer.words}"))
+
+    async def _call(
+        self, issued: Issued, path: str, body: bytes | None, report: Report = NOTHING_REPORTED
+    ) -> Observation:
+        """One control call, judged. Its deadline is the planner's: whoever waits cancels."""
+        reply = await self._transport.request("POST", path, body)
+        kind = issued.command.kind
+        return answers.judge(answers.read(reply), kind, DONE[kind], report)
+
+    async def _label(self) -> str:
+        return str((await self._get("/model_info", "/get_model_info")).get("weight_version", ""))
+
+    async def _same_process(self) -> None:
+        """Whether the process that was enrolled still answers. Ends the command if not."""
+        try:
+            found = await self._label()
+        except TimeoutError:
+            raise _Ended(Observation(EventName.LOST, "/model_info did not answer")) from None
+        if found not in self._labels:
+            raise _Ended(
+                Observation(
+                    EventName.DIED,
+                    f"another process answers: its weights are labelled {found!r}, not {self._labels[-1]!r};"
+                    " it was restarted, or somebody else writes to it",
+                )
+            )
+
+    async def _after_loss(self, why: str) -> Observation:
+        """A connection broke. Only one thing can be learned without harm: whether anybody still listens."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._transport.request("GET", "/model_info")
+        except NotSent:
+            return Observation(EventName.DIED, f"the server died during the call ({why})")
+        except (AnswerLost, TimeoutError):
+            return Observation(EventName.LOST, why)
+        return Observation(EventName.LOST, why)
+
+    # -- commands ------------------------------------------------------------------------------------
+
+    async def _enrol(self, issued: Issued) -> Observation:
+        try:
+            info = await self._get("/server_info", "/get_server_info")
+            model = await self._get("/model_info", "/get_model_info")
+            found = dialect.capabilities(info, model, allow_unknown_version=self._allow_unknown_version)
+            ready = await self._wait_until_up(info, found, issued.deadline_s)
+        except dialect.Misfit as misfit:
+            return Observation(EventName.REFUSED, str(misfit))
+        except TimeoutError:
+            return Observation(EventName.LOST, "it did not answer a harmless read in time")
+        if not ready:
+            return Observation(
+                EventName.ENROLLED,
+                "it is not ready: still starting, or paused by somebody else; wait, or restart it",
+                Report(found, paused=True),
+            )
+        stamp = labels.label(self._run_id, 0)
+        body = _body({"new_version": stamp, "abort_all_requests": False})
+        observation = await self._call(issued, "/update_weight_version", body, Report(found))
+        if observation.event is EventName.ENROLLED:
+            self._capabilities, self._labels = found, (stamp,)
+        return observation
+
+    async def _wait_until_up(
+        self, info: Mapping[str, object], found: Capabilities, deadline_s: float
+    ) -> bool:
+        """Wait for the end of the start-up's warm-up: a release during it kills the server.
+
+        From 0.5.20 /ready tells. Before, /health does: while the server starts it answers at once and
+        runs nothing, after that it runs one token; safe on a server that has all of its memory, which is
+        what enrolling one claims.
+        """
+        if info.get("skip_server_warmup") is True:
+            return True
+        has_ready = dialect.parse_version(found.sglang_version) >= dialect.READY_FROM
+        path = "/ready" if has_ready else "/health"
+        loop = asyncio.get_running_loop()
+        wait_s = POLL_FIRST_S
+        while loop.time() + wait_s < deadline_s - PROBE_S:
+            async with asyncio.timeout_at(deadline_s):
+                reply = await self._transport.request("GET", path)
+            if reply.status == 200:
+                return True
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, POLL_MAX_S)
+        return False
+
+    async def _pause(self, issued: Issued) -> Observation:
+        await self._same_process()
+        return await self._call(issued, "/pause_generation", _body({"mode": "abort"}))
+
+    async def _flush(self, issued: Issued) -> Observation:
+        """Flush until the server is idle enough to accept it: the scheduler lags behind the front end."""
+        loop = asyncio.get_running_loop()
+        wait_s = POLL_FIRST_S
+        while True:
+            observation = await self._call(issued, "/flush_cache", None)
+            busy = observation.event is EventName.REFUSED and observation.detail.startswith("400")
+            if not busy or loop.time() + wait_s >= issued.deadline_s - 1.0:
+                return observation
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, POLL_MAX_S)
+
+    async def _release(self, issued: Issued) -> Observation:
+        await self._same_process()
+        return await self._call(issued, "/release_memory_occupation", _tags(issued.command.tags))
+
+    async def _resume(self, issued: Issued) -> Observation:
+        await self._same_process()
+        return await self._call(issued, "/resume_memory_occupation", _tags(issued.command.tags))
+
+    async def _begin(self, issued: Issued) -> Observation:
+        await self._same_process()
+        return await self._call(issued, "/begin_weight_update", b"{}")
+
+    async def _end(self, issued: Issued) -> Observation:
+        return await self._call(issued, "/end_weight_update", b"{}")
+
+    async def _push(self, issued: Issued) -> Observation:
+        command, load = issued.command, self.load
+        if load is None or len(load.chunks) != command.chunks:
+            return Observation(EventName.REFUSED, "no weights are loaded for this push")
+        if command.chunk == 0:
+            await self._same_process()
+        chunk = load.chunks[command.chunk]
+        known = self._gpus or (None,) * self._capabilities.tp_size
+        ranks = tuple(RankPlace(rank, gpu) for rank, gpu in enumerate(known))
+        new = labels.label(self._run_id, command.version) if chunk.index + 1 == chunk.count else ""
+        body = await self._encode(lambda: push_body(load.source, chunk, ranks, new))
+        if new:
+            self._labels = (self._labels[0], new)
+        observation = await self._call(issued, "/update_weights_from_tensor", body)
+        if new and observation.event is EventName.PUSHED:
+            self._labels = (new,)
+        return observation
+
+    async def _verify(self, issued: Issued) -> Observation:
+        try:
+            version = labels.version_of(await self._label(), self._run_id)
+        except TimeoutError:
+            return Observation(EventName.LOST, "/model_info did not answer")
+        checksum = ""
+        if issued.command.level is VerifyLevel.CHECKSUM:
+            checksum = await self._checksum(issued)
+        return Observation(EventName.VERIFIED, "", Report(version=version, checksum=checksum))
+
+    async def _checksum(self, issued: Issued) -> str:
+        reply = await self._transport.request("POST", "/weights_checker", _body({"action": "checksum"}))
+        answer = answers.read(reply)
+        observation = answers.judge(answer, issued.command.kind, EventName.VERIFIED)
+        if observation.event is not EventName.VERIFIED:
+            why = f"checksum: {observation.detail}; use verify = version if the server cannot make one"
+            raise _Ended(observation._replace(detail=why))
+        return checksum_of(answer.fields)
+
+    async def _continue(self, issued: Issued) -> Observation:
+        await self._same_process()
+        observation = await self._call(issued, "/continue_generation", b"{}")
+        if observation.event is EventName.CONTINUED:
+            await self._mend_readiness()
+        return observation
+
+    async def _mend_readiness(self) -> None:
+        """A stranger's /health during a pause leaves /ready at 503 for ever; one good /health mends it.
+
+        Best effort: the server has gone on whatever comes of it.
+        """
+        if dialect.parse_version(self._capabilities.sglang_version) < dialect.READY_FROM:
+            return
+        try:
+            async with asyncio.timeout(PROBE_S):
+                if (await self._transport.request("GET", "/ready")).status == 503:
+                    await self._transport.request("GET", "/health")
+        except (NotSent, AnswerLost, TimeoutError):
+            return
+
+
+def push_body(source: WeightSource, chunk: ChunkPlan, ranks: tuple[RankPlace, ...], label: str) -> bytes:
+    """The body of /update_weights_from_tensor for one chunk. `label` goes with the last chunk only.
+
+    Raises:
+        WeightsError: a tensor cannot be sent, or not to these ranks.
+    """
+    entries = source.payloads(chunk, ranks)
+    if len(entries) != len(ranks):
+        raise WeightsError(f"{len(entries)} payloads for {len(ranks)} ranks: SGLang dies of a short list")
+    rest: dict[str, object] = {"load_format": source.load_format, "flush_cache": False}
+    if label:
+        rest["weight_version"] = label
+    # Payloads are base64, which JSON takes as it is: joining saves a copy of the whole model.
+    return b'{"serialized_named_tensors":["' + b'","'.join(entries) + b'"],' + _body(rest)[1:]
+
+
+def checksum_of(fields: Mapping[str, object]) -> str:
+    """The checksum of a whole server from /weights_checker: its own, or one made of its ranks' (0.5.12)."""
+    whole = fields.get("per_engine_checksum")
+    if isinstance(whole, str) and whole:
+        return whole
+    ranks = fields.get("ranks")
+    if not isinstance(ranks, list):
+        return ""
+    return "+".join(str(rank.get("per_gpu_checksum", "")) for rank in ranks if isinstance(rank, dict))
