@@ -32,7 +32,7 @@ class _Model:
 
 def _condition(guard: Guard) -> Callable[[EventData], bool]:
     def holds(data: EventData) -> bool:
-        return guard.holds(*cast(_Model, data.model).arguments)
+        return guard.holds(*cast("_Model", data.model).arguments)
 
     holds.__name__ = guard.name
     return holds
@@ -40,7 +40,7 @@ def _condition(guard: Guard) -> Callable[[EventData], bool]:
 
 def _marker(row: Row) -> Callable[[EventData], None]:
     def mark(data: EventData) -> None:
-        cast(_Model, data.model).row = row
+        cast("_Model", data.model).row = row
 
     return mark
 

@@ -1,0 +1,139 @@
+"""The same fleet for code without an event loop: plain scripts, notebooks, Ray drivers."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from refitfsm.audit.sink import Logger
+from refitfsm.fleet import GENERATE_S, CycleReport, Fleet, FleetStatus, Weights
+from refitfsm.generation import Generation
+from refitfsm.servers import ServerSpec
+
+T = TypeVar("T")
+
+
+class BlockingFleet:
+    """A `Fleet` on an event loop in a thread of its own. Methods block, and may be called from any thread.
+
+        with BlockingFleet.connect(urls, policy="colocated") as fleet:
+            fleet.release()
+            fleet.refit(weights, version=1)
+
+    Each method does, returns and raises what the method of `Fleet` with its name does.
+    """
+
+    def __init__(self, make: Callable[[], Fleet]) -> None:
+        """A fleet made by `make`, on the new loop. Most callers want `connect`."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="refitfsm", daemon=True)
+        self._thread.start()
+        self._closed = False
+
+        async def start() -> Fleet:
+            fleet = make()
+            await fleet.__aenter__()
+            return fleet
+
+        try:
+            self._fleet = self._wait(start())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @classmethod
+    def connect(
+        cls,
+        servers: Iterable[str | ServerSpec],
+        *,
+        policy: str | Path = "colocated",
+        journal: str | Path | None = None,
+        api_key: str | None = None,
+        admin_api_key: str | None = None,
+        run_id: str | None = None,
+        allow_unknown_version: bool = False,
+        logger: Logger | None = None,
+    ) -> Self:
+        """See `Fleet.connect`; also enrols the servers."""
+        return cls(
+            lambda: Fleet.connect(
+                servers,
+                policy=policy,
+                journal=journal,
+                api_key=api_key,
+                admin_api_key=admin_api_key,
+                run_id=run_id,
+                allow_unknown_version=allow_unknown_version,
+                logger=logger,
+            )
+        )
+
+    def _wait(self, work: Coroutine[object, object, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # the caller was interrupted: the wait ends, the cycle goes on to its end
+            raise
+
+    def _end_loop(self) -> None:
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """See `Fleet.shutdown`."""
+        if not self._closed:
+            try:
+                self._wait(self._fleet.shutdown())
+            finally:
+                self._end_loop()
+
+    def release(self) -> CycleReport:
+        """See `Fleet.release`."""
+        return self._wait(self._fleet.release())
+
+    def resume(self) -> CycleReport:
+        """See `Fleet.resume`."""
+        return self._wait(self._fleet.resume())
+
+    def refit(self, weights: Weights, version: int) -> CycleReport:
+        """See `Fleet.refit`."""
+        return self._wait(self._fleet.refit(weights, version))
+
+    def invalidate_kv_cache(self) -> CycleReport:
+        """See `Fleet.invalidate_kv_cache`."""
+        return self._wait(self._fleet.invalidate_kv_cache())
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling_params: Mapping[str, object] | None = None,
+        *,
+        timeout_s: float = GENERATE_S,
+        wait_s: float = 0.0,
+        **options: object,
+    ) -> Generation:
+        """See `Fleet.generate`."""
+        return self._wait(
+            self._fleet.generate(prompt, sampling_params, timeout_s=timeout_s, wait_s=wait_s, **options)
+        )
+
+    def status(self) -> FleetStatus:
+        """See `Fleet.status`."""
+
+        async def read() -> FleetStatus:
+            return self._fleet.status()
+
+        return self._wait(read())

@@ -1,0 +1,263 @@
+"""The shell around the planner: inputs in, records to the journal, commands to drivers, answers back.
+
+Everything is decided in `planner.decide`, in one step without an await, so that a fleet needs no lock.
+The order inside a step is the point of it: decide, judge again, check the laws, write down, only then
+act. The same code runs over real servers and under a simulation's virtual clock.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from refitfsm.audit.journal import Journal
+from refitfsm.drivers.base import Driver, Observation
+from refitfsm.errors import (
+    AuditError,
+    CommandRefused,
+    ControllerClosed,
+    DriverProtocolError,
+    InvariantViolation,
+)
+from refitfsm.gate import AdmissionGate
+from refitfsm.machine import Referee
+from refitfsm.model.fleet import Cycle, FleetView
+from refitfsm.model.laws import broken
+from refitfsm.model.records import FleetRecord, Issued, Record, ServerRecord, Turn
+from refitfsm.model.rules import Rules
+from refitfsm.model.values import DONE, CommandKind, Event, EventName, Report
+from refitfsm.planner.cycle import Decision, Input, ServerEvent, Tick, decide, next_deadline_s
+from refitfsm.planner.requests import Request
+
+Emit = Callable[[tuple[Record, ...]], None]
+_GENERAL = (EventName.REFUSED, EventName.FAILED, EventName.LOST, EventName.DIED)
+
+
+class Timing(NamedTuple):
+    """How long a command took on a server, in seconds, from its issue to its answer."""
+
+    cycle: int
+    server: str
+    kind: CommandKind
+    seconds: float
+
+
+class _Running(NamedTuple):
+    """A command being carried out."""
+
+    issued: Issued
+    task: asyncio.Task[None]
+    since_s: float
+
+
+class Controller:
+    """Runs one fleet. Use from one event loop.
+
+    Args:
+        fleet: what is believed at the start.
+        rules: the policy.
+        drivers: one for each server, by the server's name.
+        journal: where records go before they are acted on.
+        drain_budget_s: how long requests in flight are waited for before the pause aborts them.
+        emit: called with every step's records, after they are in the journal.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetView,
+        rules: Rules,
+        drivers: Mapping[str, Driver],
+        journal: Journal,
+        *,
+        drain_budget_s: float = 10.0,
+        emit: Emit | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.rules = rules
+        self.gates = {name: AdmissionGate() for name in fleet.servers}
+        self.timings: list[Timing] = []
+        """Of the cycle that ended last, or is open."""
+        self._drivers = drivers
+        self._journal = journal
+        self._drain_budget_s = drain_budget_s
+        self._emit = emit
+        self._referee = Referee()
+        self._loop = asyncio.get_running_loop()
+        self._started_s = self._loop.time()
+        self._running: dict[str, _Running] = {}
+        self._waiters: dict[int, asyncio.Future[Cycle]] = {}
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped: BaseException | None = None
+
+    # -- what callers use ----------------------------------------------------------------------------
+
+    async def run(self, request: Request) -> Cycle | None:
+        """Run a cycle to its end. None when the goal was met already.
+
+        Cancelling the wait does not cancel the cycle: it goes on to its end, which is never far.
+
+        Raises:
+            CommandRefused: not legal now; nothing was sent.
+            AuditError, InvariantViolation, ControllerClosed: nothing is issued any more.
+        """
+        decision = self._step(request)
+        if decision.refusal is not None:
+            raise CommandRefused(*decision.refusal)
+        if decision.closed is not None:
+            return decision.closed
+        if self.fleet.cycle is None:
+            return None
+        return await asyncio.shield(self._waiters[self.fleet.cycle.id])
+
+    def report_death(self, server: str, why: str) -> None:
+        """Somebody saw that a server's process is gone."""
+        if self._stopped is None:
+            self._step(ServerEvent(server, Event(EventName.DIED, detail=why)))
+
+    async def changed(self) -> None:
+        """Wait for the next step."""
+        await self._changed.wait()
+
+    async def aclose(self) -> None:
+        """Stop issuing, wait for nothing, leave the servers as they are. Idempotent."""
+        self._stop(ControllerClosed("the fleet was shut down"))
+        running = [item.task for item in self._running.values()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._journal.close()
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    def _step(self, given: Input) -> Decision:
+        if self._stopped is not None:
+            raise self._stopped
+        now_s = self._loop.time()
+        decision = decide(self.fleet, given, now_s, self.rules)
+        try:
+            self._check(decision)
+            self._journal.append(decision.records, now_s - self._started_s)
+        except (AuditError, InvariantViolation) as error:
+            self._stop(error)
+            raise
+        self.fleet = decision.fleet
+        if self._emit is not None:
+            self._emit(decision.records)
+        self._follow(decision, now_s)
+        return decision
+
+    def _check(self, decision: Decision) -> None:
+        """Judge again, and check the laws wherever something changed."""
+        serving = decision.fleet.serving_version
+        for record in decision.records:
+            if isinstance(record, ServerRecord):
+                self._referee.check(record)
+                law = broken((record.after,), record.facts.serving_version)
+            else:
+                moved = record.turn is Turn.COMMITTED
+                law = broken(decision.fleet.servers.values(), serving) if moved else None
+            if law is not None:
+                raise InvariantViolation(law)
+
+    def _follow(self, decision: Decision, now_s: float) -> None:
+        """Do what was decided."""
+        for record in decision.records:
+            if isinstance(record, FleetRecord) and record.turn is Turn.OPENED and record.cycle:
+                self._waiters[record.cycle.id] = self._loop.create_future()
+                self.timings = []
+            elif isinstance(record, ServerRecord):
+                self._drop_stale(record)
+        for issued in decision.commands:
+            task = self._loop.create_task(self._carry_out(issued))
+            task.add_done_callback(functools.partial(self._ended, issued))
+            self._running[issued.server] = _Running(issued, task, now_s)
+        if decision.closed is not None:
+            self._waiters.pop(decision.closed.id).set_result(decision.closed)
+        self._arm(decision)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _drop_stale(self, record: ServerRecord) -> None:
+        """A command that is no longer pending is not waited for."""
+        running = self._running.get(record.server)
+        pending = record.after.pending
+        if running is not None and (pending is None or pending.seq != running.issued.seq):
+            del self._running[record.server]
+            running.task.cancel()
+
+    def _arm(self, decision: Decision) -> None:
+        """Have a Tick at the first deadline.
+
+        Only what a step adds is looked at, so that a step costs the same in a fleet of any size; a timer
+        whose command has been answered fires once for nothing.
+        """
+        times = [issued.deadline_s for issued in decision.commands]
+        if self.fleet.cycle is not None:
+            times.append(self.fleet.cycle.deadline_s)
+        if times and (self._timer is None or min(times) < self._timer.when()):
+            self._set_timer(min(times))
+
+    def _set_timer(self, at_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at_s is None else self._loop.call_at(at_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._stopped is None:
+            self._step(Tick())
+            self._set_timer(next_deadline_s(self.fleet, self.rules))
+
+    def _stop(self, why: BaseException) -> None:
+        """Nothing is issued any more. What serves goes on serving."""
+        if self._stopped is not None:
+            return
+        self._stopped = why
+        if self._timer is not None:
+            self._timer.cancel()
+        waiters, self._waiters = self._waiters, {}
+        for future in waiters.values():
+            future.set_exception(why)
+            future.exception()  # a cycle that nobody waits for is no unhandled error
+        self._changed.set()
+
+    # -- carrying out --------------------------------------------------------------------------------
+
+    async def _carry_out(self, issued: Issued) -> None:
+        observation = await self._observe(issued)
+        running = self._running.pop(issued.server, None)
+        if running is not None:
+            taken_s = self._loop.time() - running.since_s
+            self.timings.append(Timing(issued.cycle, issued.server, issued.command.kind, taken_s))
+        if self._stopped is not None:
+            return
+        event = Event(
+            observation.event,
+            cycle=issued.cycle,
+            seq=issued.seq,
+            report=observation.report,
+            detail=observation.detail,
+        )
+        self._step(ServerEvent(issued.server, event))
+
+    def _ended(self, issued: Issued, task: asyncio.Task[None]) -> None:
+        """A driver that breaks its contract is not silent: its command counts as lost, and says why."""
+        error = None if task.cancelled() else task.exception()
+        if error is None or self._stopped is not None:
+            return
+        self._running.pop(issued.server, None)
+        detail = f"the driver failed: {error!r}"
+        event = Event(EventName.LOST, cycle=issued.cycle, seq=issued.seq, detail=detail)
+        self._step(ServerEvent(issued.server, event))
+
+    async def _observe(self, issued: Issued) -> Observation:
+        if issued.command.kind is CommandKind.DRAIN:
+            left = await self.gates[issued.server].drained(self._drain_budget_s)
+            return Observation(EventName.DRAINED, report=Report(in_flight=left))
+        observation = await self._drivers[issued.server].execute(issued)
+        if observation.event not in (*_GENERAL, DONE[issued.command.kind]):
+            raise DriverProtocolError(
+                f"{issued.server}: {issued.command.kind} ended as {observation.event}, which is no end of it"
+            )
+        return observation

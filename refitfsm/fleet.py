@@ -1,0 +1,428 @@
+"""The public face: a fleet of SGLang servers that goes through refit cycles."""
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from refitfsm import policies
+from refitfsm.audit.journal import FileJournal, Journal, NoJournal, header
+from refitfsm.audit.sink import Logger, LogSink
+from refitfsm.controller import Controller
+from refitfsm.drivers.http import HttpTransport
+from refitfsm.drivers.sglang import Encode, Load, SGLangDriver, encode_in_thread
+from refitfsm.drivers.transport import NotSent, Transport
+from refitfsm.errors import ConfigError, ControllerClosed, CycleAborted, NotServing, RequestFailed
+from refitfsm.generation import Generation, read_answer, request_body
+from refitfsm.model.fleet import Cycle, FleetView, Goal, Phase, admits, usable
+from refitfsm.model.states import Condition
+from refitfsm.model.values import ServerView
+from refitfsm.planner.cycle import is_reached
+from refitfsm.planner.requests import Request
+from refitfsm.servers import ServerSpec, checked_specs
+from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.manifest import Manifest
+from refitfsm.weights.safetensors import CheckpointFolder
+from refitfsm.weights.source import CheckpointSource, WeightSource
+
+GENERATE_S = 600.0
+"""How long an answer may take, unless the caller says otherwise."""
+
+
+class CycleReport(NamedTuple):
+    """How a cycle went."""
+
+    cycle: int
+    """0: nothing was to be done."""
+    goal: Goal
+    version: int
+    """The version that the fleet serves now."""
+    seconds: float
+    phases_s: Mapping[str, float]
+    """For each kind of command, what the slowest server spent on it."""
+    failed: tuple[tuple[str, str], ...]
+    """Servers that dropped out while the others went on, with the reason."""
+
+
+class FleetStatus(NamedTuple):
+    """What is believed of the fleet now."""
+
+    run_id: str
+    policy: str
+    serving_version: int
+    cycle: Cycle | None
+    servers: tuple[ServerView, ...]
+    in_flight: Mapping[str, int]
+
+
+Weights = WeightSource | str | Path | Mapping[str, object]
+"""What can be pushed: a source, a safetensors folder, or a state dict of torch tensors."""
+
+
+class Fleet:
+    """SGLang servers under one controller.
+
+        async with Fleet.connect(urls, policy="colocated") as fleet:
+            await fleet.generate([1, 2, 3])
+            await fleet.release()              # the trainer has the GPU
+            await fleet.refit(weights, version=1)
+
+    Use from one event loop; `refitfsm.BlockingFleet` is the same for code without one.
+    """
+
+    def __init__(
+        self,
+        transports: Mapping[str, Transport],
+        policy: policies.NamedPolicy,
+        *,
+        run_id: str | None = None,
+        journal: Journal | None = None,
+        gpus: Mapping[str, tuple[str, ...]] | None = None,
+        allow_unknown_version: bool = False,
+        logger: Logger | None = None,
+        encode: Encode = encode_in_thread,
+    ) -> None:
+        """A fleet over transports that exist already. Most callers want `connect`."""
+        self.run_id = run_id or secrets.token_hex(4)
+        self.policy = policy
+        self._drivers = {
+            name: SGLangDriver(
+                transport,
+                self.run_id,
+                gpus=(gpus or {}).get(name, ()),
+                allow_unknown_version=allow_unknown_version,
+                encode=encode,
+            )
+            for name, transport in transports.items()
+        }
+        self._journal = journal if journal is not None else NoJournal()
+        self._sink = LogSink(self.run_id, logger)
+        self._controller: Controller | None = None
+        self._reference: Manifest | None = None
+        self._opened: list[WeightSource] = []
+        """Sources made here for a refit; closed once no cycle can read them."""
+
+    @classmethod
+    def connect(
+        cls,
+        servers: Iterable[str | ServerSpec],
+        *,
+        policy: str | Path = "colocated",
+        journal: str | Path | None = None,
+        api_key: str | None = None,
+        admin_api_key: str | None = None,
+        run_id: str | None = None,
+        allow_unknown_version: bool = False,
+        logger: Logger | None = None,
+    ) -> Self:
+        """A fleet of running servers; enrolled on entering it as a context.
+
+        Connecting claims that every server is in its ordinary serving state: started, with all of its
+        memory. SGLang cannot be asked which memory is released.
+
+        Raises:
+            ConfigError: a URL is given twice or is none, GPUs overlap, the policy is wrong.
+            AuditError: the journal cannot be created.
+        """
+        named = policies.load(policy)
+        specs = checked_specs(servers, share_gpus=named.policy.share_gpus)
+        run_id = run_id or secrets.token_hex(4)
+        if not run_id.isalnum():
+            raise ConfigError(f"run_id {run_id!r}: use letters and digits only")
+        names = tuple(sorted(spec.url for spec in specs))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(
+            {
+                spec.url: HttpTransport(spec.url, api_key=api_key, admin_api_key=admin_api_key)
+                for spec in specs
+            },
+            named,
+            run_id=run_id,
+            journal=None
+            if journal is None
+            else FileJournal(journal, header(run_id, named.rules, names, now)),
+            gpus={spec.url: spec.gpus for spec in specs},
+            allow_unknown_version=allow_unknown_version,
+            logger=logger,
+        )
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.shutdown()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    async def start(self) -> None:
+        """Enrol every server and open the gates. Entering the fleet as a context does this.
+
+        Raises:
+            ConfigError: a server cannot be reached or does not fit; the message says which and why.
+        """
+        if self._controller is not None:
+            raise ConfigError("the fleet was started already: make a new one")
+        self._controller = Controller(
+            FleetView.of(self._drivers),
+            self.policy.rules,
+            self._drivers,
+            self._journal,
+            drain_budget_s=self.policy.policy.drain_budget_s,
+            emit=self._sink.emit,
+        )
+        cycle = await self._controller.run(Request(Goal.ENROL))
+        if cycle is None or not is_reached(cycle) or cycle.failed:
+            reasons = "; ".join(f"{server}: {why}" for server, why in cycle.failed) if cycle else ""
+            raise ConfigError(f"cannot connect: {reasons or (cycle.reason if cycle else 'no servers')}")
+
+    async def shutdown(self) -> None:
+        """Let go of the servers, which stay as they are: a released one stays released. Idempotent."""
+        if self._controller is not None:
+            await self._controller.aclose()
+        self._journal.close()
+        self._load(None)
+        for source in self._opened:
+            source.close()
+        for driver in self._drivers.values():
+            await driver.aclose()
+
+    @property
+    def _running(self) -> Controller:
+        if self._controller is None:
+            raise ControllerClosed("the fleet is not started: use `async with`, or await start()")
+        return self._controller
+
+    def status(self) -> FleetStatus:
+        """What is believed now. Nothing is sent."""
+        running = self._running
+        view = running.fleet
+        return FleetStatus(
+            self.run_id,
+            self.policy.name,
+            view.serving_version,
+            view.cycle,
+            tuple(view.servers.values()),
+            {name: gate.in_flight for name, gate in running.gates.items()},
+        )
+
+    # -- cycles --------------------------------------------------------------------------------------
+
+    async def release(self) -> CycleReport:
+        """Give the policy's memory tags to the trainer. Nothing to do under a policy that keeps memory.
+
+        Raises:
+            CommandRefused: not legal now. CycleAborted: a server failed.
+        """
+        return await self._cycle(Request(Goal.RELEASE))
+
+    async def resume(self) -> CycleReport:
+        """Serve again with the weights that the servers kept.
+
+        Raises:
+            CommandRefused: their weights are gone, or a cycle is open. CycleAborted: a server failed.
+        """
+        return await self._cycle(Request(Goal.RESUME))
+
+    async def refit(self, weights: Weights, version: int) -> CycleReport:
+        """Put new weights in place on every server, and serve them once all have them.
+
+        The fleet serves `version` when this returns, or what it served before when it raises.
+
+        Args:
+            weights: must not change until this returns. A source that is given is not closed.
+            version: above the version that is served.
+
+        Raises:
+            ConfigError: the weights do not fit the servers' model; nothing was sent.
+            CommandRefused: not legal now; nothing was sent.
+            CycleAborted: a server failed; the message says which, why, and what is left.
+        """
+        try:
+            source = _as_source(weights)
+            if source is not weights:
+                self._opened.append(source)
+            self._check_manifest(source.manifest)
+            chunks = source.chunks(self.policy.policy.chunk_bytes_max)
+            if self._running.fleet.cycle is None:  # else this refit is about to be refused
+                self._load(Load(source, chunks))
+            return await self._cycle(Request(Goal.REFIT, version, tuple(chunk.nbytes for chunk in chunks)))
+        except WeightsError as error:
+            raise ConfigError(f"weights: {error}") from error
+        finally:
+            self._unload()
+
+    def _load(self, load: Load | None) -> None:
+        for driver in self._drivers.values():
+            driver.load = load
+
+    def _unload(self) -> None:
+        """Let go of weights, unless a cycle may still read them: one goes on when its caller is cancelled."""
+        if self._controller is None or self._controller.fleet.cycle is None:
+            self._load(None)
+            opened, self._opened = self._opened, []
+            for source in opened:
+                source.close()
+
+    async def invalidate_kv_cache(self) -> CycleReport:
+        """Empty the cache of every server, confirmed, and go on.
+
+        Raises:
+            CommandRefused: not serving. CycleAborted: a server failed.
+        """
+        return await self._cycle(Request(Goal.FLUSH))
+
+    async def _cycle(self, request: Request) -> CycleReport:
+        running = self._running
+        cycle = await running.run(request)
+        serving = running.fleet.serving_version
+        if cycle is None:
+            return CycleReport(0, request.goal, serving, 0.0, {}, ())
+        phases: dict[str, dict[str, float]] = {}
+        for timing in running.timings:
+            spent = phases.setdefault(timing.kind.value, {})
+            spent[timing.server] = spent.get(timing.server, 0.0) + timing.seconds
+        if not is_reached(cycle):
+            raise self._aborted(cycle, serving)
+        return CycleReport(
+            cycle.id,
+            cycle.goal,
+            serving,
+            asyncio.get_running_loop().time() - cycle.started_s,
+            {kind: max(spent.values()) for kind, spent in phases.items()},
+            cycle.failed,
+        )
+
+    def _aborted(self, cycle: Cycle, serving: int) -> CycleAborted:
+        views = self._running.fleet.servers
+        lost = tuple(
+            name
+            for name, view in views.items()
+            if not usable(view) or view.condition is Condition.QUARANTINED
+        )
+        why = "; ".join(f"{server}: {reason}" for server, reason in cycle.failed) or cycle.reason
+        count = sum(map(admits, views.values()))
+        done = "committed on no server" if cycle.phase is Phase.COMMITTED else "aborted"
+        return CycleAborted(
+            f"cycle {cycle.id} ({cycle.goal} of version {cycle.version}) {done}: {why}; {count} of"
+            f" {len(views)} servers serve version {serving}"
+            + (f"; restart {', '.join(lost)}" if lost else ""),
+            cycle.failed,
+            lost,
+        )
+
+    def _check_manifest(self, manifest: Manifest) -> None:
+        """Compare with the model that the servers run, before any byte is sent.
+
+        The model is read from the checkpoint that the servers were started from, where this machine can
+        read it; otherwise the first weights pushed are what later ones are compared with.
+
+        Raises:
+            ConfigError: a tensor is missing, unknown, or of another shape or number format.
+        """
+        if self._reference is None:
+            self._reference = _checkpoint_manifest(self._running.fleet.servers.values()) or manifest
+        differences = manifest.differences(self._reference)
+        if differences:
+            shown = " ".join(map(str, differences[:3]))
+            more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+            raise ConfigError(f"the weights are not the servers' model: {shown}{more} Nothing was sent.")
+
+    # -- generation ----------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling_params: Mapping[str, object] | None = None,
+        *,
+        timeout_s: float = GENERATE_S,
+        wait_s: float = 0.0,
+        **options: object,
+    ) -> Generation:
+        """Ask the server with the fewest requests in flight among those whose gate is open.
+
+        A request that a refit interrupts comes back with `finish_reason` "abort" and its tokens so far.
+
+        Args:
+            prompt: text, or token ids.
+            sampling_params: as SGLang takes them.
+            timeout_s: how long the answer may take.
+            wait_s: how long to wait for a gate to open.
+            options: further fields of SGLang's /generate, such as `return_logprob`.
+
+        Raises:
+            NotServing: no gate is open. RequestFailed: no answer; it may be sent again.
+        """
+        body = request_body(prompt, sampling_params or {}, options)
+        server = await self._admitted(wait_s)
+        gate = self._running.gates[server]
+        gate.enter()
+        try:
+            answer = await self._drivers[server].generate(body, timeout_s)
+        except NotSent as error:
+            self._running.report_death(server, f"nobody listens at its address ({error})")
+            raise RequestFailed(f"{server}: died; send the request again") from error
+        except RequestFailed as error:
+            raise RequestFailed(f"{server}: {error}") from error
+        finally:
+            gate.leave()
+        generation = read_answer(server, self.run_id, answer)
+        if generation.version < 0:
+            why = "another process answers: its weights are not this run's"
+            self._running.report_death(server, why)
+            raise RequestFailed(f"{server}: {why}; send the request again")
+        return generation
+
+    async def _admitted(self, wait_s: float) -> str:
+        """The name of a server that may be asked now."""
+        running = self._running
+        try:
+            async with asyncio.timeout(wait_s if wait_s > 0 else None):
+                while True:
+                    gates = running.gates
+                    open_ = [name for name, view in running.fleet.servers.items() if admits(view)]
+                    if open_:
+                        return min(open_, key=lambda name: gates[name].in_flight)
+                    if wait_s <= 0:
+                        break
+                    await running.changed()
+        except TimeoutError:
+            pass
+        states = sorted({f"{view.state}/{view.gate}" for view in running.fleet.servers.values()})
+        cycle = running.fleet.cycle
+        doing = f"cycle {cycle.id} ({cycle.goal}) is open" if cycle else "no cycle is open"
+        raise NotServing(
+            f"fleet: no server admits requests: {', '.join(states)}; {doing}; wait with wait_s, or refit"
+        )
+
+
+def _as_source(weights: Weights) -> WeightSource:
+    if isinstance(weights, str | Path):
+        return CheckpointSource(CheckpointFolder.open(Path(weights)))
+    if isinstance(weights, Mapping):
+        from refitfsm.weights.torch_source import TorchSource  # noqa: PLC0415 - torch is optional
+
+        return TorchSource(weights)
+    return weights
+
+
+def _checkpoint_manifest(views: Iterable[ServerView]) -> Manifest | None:
+    """The manifest of the checkpoint that the servers were started from, if it can be read from here."""
+    for view in views:
+        folder = Path(view.capabilities.model_path)
+        if view.capabilities.model_path and folder.is_dir():
+            try:
+                with CheckpointFolder.open(folder) as checkpoint:
+                    return checkpoint.manifest
+            except WeightsError:
+                return None  # no safetensors there, say dummy weights: nothing to compare with
+    return None
