@@ -25,7 +25,7 @@ class CommandRefused(RefitError):
     """What was asked is not legal now. Nothing was sent and nothing changed."""
 
     def __init__(self, server: str, state: str, rule: str, remedy: str) -> None:
-        super().__init__(f"{server}: refused in {state}: {rule} does not hold; {remedy}")
+        super().__init__(f"{server} ({state}): refused, {rule} does not hold: {remedy}")
         self.server = server
         self.state = state
         self.rule = rule

@@ -205,7 +205,8 @@ class _Auditor:
         cycle = self.cycle
         if cycle is None or record.server not in cycle.members or record.event.cycle != cycle.id:
             raise _Broken(f"{record.server}: {record.event.name} was issued outside the open cycle")
-        if record.server in cycle.failed_servers:
+        out = cycle.given_up if cycle.phase is Phase.ABORTING else cycle.failed_servers
+        if record.server in out:
             raise _Broken(f"{record.server}: {record.event.name} was issued after it dropped out")
 
     # -- the fleet -----------------------------------------------------------------------------------
@@ -286,7 +287,13 @@ class _Auditor:
         before, after = self._open_cycle(record), record.cycle
         if after is None or after.phase not in phases:
             raise _Broken(f"a cycle is {', '.join(phases)} after {record.turn}")
-        kept = before._replace(phase=after.phase, failed=after.failed, reason=after.reason, busy=after.busy)
+        kept = before._replace(
+            phase=after.phase,
+            failed=after.failed,
+            given_up=after.given_up,
+            reason=after.reason,
+            busy=after.busy,
+        )
         if kept != after or after.failed[: len(before.failed)] != before.failed:
             raise _Broken(f"more of the cycle changed than {record.turn} changes")
         self.cycle = after

@@ -181,7 +181,10 @@ def suspect(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
 def forget_residency(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
     """The tags of the command are neither known resident nor known released."""
     tags = _answered(view).tags
-    return view._replace(resident=view.resident - tags, released=view.released - tags)
+    content = Content() if Tag.WEIGHTS in tags else view.content
+    return view._replace(
+        resident=view.resident - tags, released=view.released - tags, content=content, checksum=""
+    )
 
 
 @_effect

@@ -50,6 +50,8 @@ class Cycle(NamedTuple):
     """Servers that dropped out, with the reason."""
     reason: str = ""
     """Why it aborts."""
+    given_up: frozenset[str] = frozenset()
+    """Servers that failed again after the commit or on the way back."""
     busy: int = 0
     """Members with a command in flight."""
 

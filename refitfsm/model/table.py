@@ -311,7 +311,15 @@ def _answers() -> None:
         STAGED,
     )
     _take(
-        ONLINE,
+        (SERVING, REBUILT),
+        E.FAILED,
+        (*_EXPECTED, "command_moves_memory"),
+        ("forget_residency", "suspect", "drop_command"),
+        "What is resident is not known any more. It counts as released.",
+        RELEASED,
+    )
+    _take(
+        (RELEASED, STAGED),
         E.FAILED,
         (*_EXPECTED, "command_moves_memory"),
         ("forget_residency", "suspect", "drop_command"),
@@ -327,7 +335,15 @@ def _answers() -> None:
         STAGED,
     )
     _take(
-        ONLINE,
+        (SERVING, REBUILT),
+        E.LOST,
+        (*_EXPECTED, "command_moves_memory"),
+        ("forget_residency", "suspect", "drop_command"),
+        "SGLang cannot be asked what is released: evidence or a restart must tell. It counts as released.",
+        RELEASED,
+    )
+    _take(
+        (RELEASED, STAGED),
         E.LOST,
         (*_EXPECTED, "command_moves_memory"),
         ("forget_residency", "suspect", "drop_command"),

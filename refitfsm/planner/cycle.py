@@ -129,9 +129,12 @@ class _Plan:
     def _drop(self, server: str, reason: str) -> None:
         """A server drops out of the open cycle, and the policy says what that means for the others."""
         cycle = self.fleet.cycle
-        if cycle is None or server not in cycle.members or server in cycle.failed_servers:
+        if cycle is None or server not in cycle.members:
             return
-        self._update(failed=(*cycle.failed, (server, reason)))
+        if server not in cycle.failed_servers:  # the first error is the one that explains
+            self._update(failed=(*cycle.failed, (server, reason)))
+        if cycle.phase is not Phase.WORKING:
+            self._update(given_up=cycle.given_up | {server})
         left = len(cycle.members) - len(cycle.failed) - 1
         spared = self.rules.on_failure is FailurePolicy.QUARANTINE and left >= max(1, self.rules.floor)
         if cycle.phase is Phase.WORKING and not spared:
@@ -191,10 +194,12 @@ class _Plan:
         cycle = self.fleet.cycle
         if cycle is None or view.pending is not None or view.server not in cycle.members:
             return None
-        too_late = self.now_s >= cycle.deadline_s + self.rules.grace_s
-        if too_late or view.server in cycle.failed_servers:
+        if self.now_s >= cycle.deadline_s + self.rules.grace_s or view.server in cycle.given_up:
             return None
-        if cycle.phase is Phase.ABORTING and not self._may_go_back(view):
+        if cycle.phase is Phase.ABORTING:
+            if not self._may_go_back(view):
+                return None
+        elif view.server in cycle.failed_servers:
             return None
         return next_step(view, cycle, self.rules)
 
@@ -217,9 +222,9 @@ class _Plan:
         return True
 
     def _may_go_back(self, view: ServerView) -> bool:
-        return self.rules.on_failure is not FailurePolicy.HOLD and can_go_back(
-            view, self.fleet.serving_version
-        )
+        """A server whose weights were not touched serves again, the one that failed too if it can."""
+        held = self.rules.on_failure is FailurePolicy.HOLD
+        return not held and usable(view) and can_go_back(view, self.fleet.serving_version)
 
     # -- time ----------------------------------------------------------------------------------------
 

@@ -137,8 +137,8 @@ REBUILD = Step(
 CONTINUE = Step(
     "continue",
     lambda view, _c, _r: view.gate is not Gate.OPEN,
-    lambda _v, cycle, _r: Command(CommandKind.CONTINUE, version=cycle.version),
-    "Go on, after the fleet's commit.",
+    lambda view, _c, _r: Command(CommandKind.CONTINUE, version=view.content.version),
+    "Go on with the version that the fleet serves.",
 )
 FINISH_DRAIN = DRAIN._replace(needed=lambda view, _c, _r: view.gate is Gate.DRAINING)
 REBUILD_KEPT = REBUILD._replace(needed=lambda view, _c, _r: view.state is ServerState.WEIGHTS_STAGED)

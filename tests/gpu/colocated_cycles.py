@@ -151,7 +151,8 @@ def print_table(rows: list[dict], weight_bytes: int) -> None:
         print(
             f"v{row['version']} {row['weights']}: right {row['right']}, freed {freed / 1e9:.2f} GB,"
             f" release {row['release']['seconds'] * 1000:.0f} ms,"
-            f" refit {row['refit']['seconds'] * 1000:.0f} ms ({times}), foreign /health {row['foreign_health_while_released']}"
+            f" refit {row['refit']['seconds'] * 1000:.0f} ms ({times}),"
+            f" foreign /health {row['foreign_health_while_released']}"
         )
 
 
