@@ -92,8 +92,9 @@ class Script:
     def do_show(self, server: str) -> Iterator[str]:
         view = self.fleet.servers[server]
         content = view.content
+        resident = " ".join(sorted(view.resident)) or "nothing"
         yield (
-            f"  {server}: {view.state}, gate {view.gate}, {view.condition}, resident {' '.join(sorted(view.resident)) or 'nothing'},"
+            f"  {server}: {view.state}, gate {view.gate}, {view.condition}, resident {resident},"
             f" content {content.kind} {content.version}{' proved' if content.proved else ''}"
         )
 
