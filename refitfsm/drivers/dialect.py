@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from refitfsm.drivers import labels
 from refitfsm.model.values import Capabilities
 
 OLDEST, NEWEST = (0, 5, 6), (0, 5, 23)
@@ -111,6 +112,7 @@ def capabilities(info: Info, model: Info, *, allow_unknown_version: bool = False
             " packed weights after an update; use a newer SGLang or no quantization"
         )
     tp_size = info.get("tp_size", 1)
+    pushed, started = labels.origin(str(model.get("weight_version", "")))
     return Capabilities(
         sglang_version=text,
         sessions=sessions,
@@ -119,7 +121,8 @@ def capabilities(info: Info, model: Info, *, allow_unknown_version: bool = False
         checksums=version >= CHECKSUMS_FROM,
         tp_size=tp_size if isinstance(tp_size, int) else 1,
         model_path=str(model.get("model_path", "")),
-        weight_label=str(model.get("weight_version", "")),
+        weight_label=pushed,
+        start_label=started,
         incarnation=_incarnation(info),
     )
 

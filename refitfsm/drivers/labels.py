@@ -12,6 +12,17 @@ def label(run_id: str, version: int) -> str:
     return f"{PREFIX}:{run_id}:{version}"
 
 
+def origin(text: str) -> tuple[str, str]:
+    """A label found at enrolment, as (label of weights that a run pushed, label of the server's start).
+
+    Version 0 of any run stands for the start-up weights: an enrolment wrote it, and no push.
+    """
+    prefix, _, number = text.rpartition(":")
+    if not prefix.startswith(PREFIX + ":"):
+        return "", text
+    return ("", "") if number == "0" else (text, "")
+
+
 def version_of(text: str, run_id: str) -> int:
     """The version that a label of this run stands for, or -1."""
     prefix, _, number = text.rpartition(":")

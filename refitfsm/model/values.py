@@ -123,7 +123,9 @@ class Capabilities(NamedTuple):
     tp_size: int = 1
     model_path: str = ""
     weight_label: str = ""
-    """The version label the server reported when it was enrolled."""
+    """The label of weights that some run pushed, as found at enrolment; empty: start-up weights."""
+    start_label: str = ""
+    """The label that the server was started with; empty where an enrolment has replaced it."""
     incarnation: str = ""
     """Changes when the server's process is started again; empty if the server shows nothing like it."""
 

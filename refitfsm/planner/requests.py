@@ -164,8 +164,13 @@ def unfit(views: Sequence[ServerView], rules: Rules) -> str:
                 f"{view.server}: runs without the memory saver, and policy {rules.name} releases memory;"
                 " start it with --enable-memory-saver, or use the policy always_on"
             )
-    weights = {(view.capabilities.model_path, view.capabilities.weight_label) for view in views}
-    if len(weights) > 1:
-        named = ", ".join(f"{path} ({label})" for path, label in sorted(weights))
+    found = [view.capabilities for view in views]
+    pushed = {(item.model_path, item.weight_label) for item in found}
+    started = {item.start_label for item in found if item.start_label}
+    if len(pushed) > 1 or len(started) > 1:
+        named = ", ".join(
+            f"{view.server} {item.model_path} ({item.weight_label or item.start_label or 'start-up'})"
+            for view, item in zip(views, found, strict=True)
+        )
         return f"the servers hold different weights: {named}; start all of them from the same checkpoint"
     return ""
