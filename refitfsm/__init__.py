@@ -13,9 +13,10 @@ from refitfsm.errors import (
     RefitError,
     RequestFailed,
 )
-from refitfsm.fleet import CycleReport, Fleet, FleetStatus
+from refitfsm.fleet import Fleet
 from refitfsm.generation import Generation
 from refitfsm.model.states import Condition, ContentKind, Gate, ServerState, Tag
+from refitfsm.reports import CycleReport, FleetStatus
 from refitfsm.servers import ServerSpec
 
 __version__ = "0.1.0"

@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from refitfsm.audit.sink import Logger
-from refitfsm.fleet import GENERATE_S, CycleReport, Fleet, FleetStatus, Weights
+from refitfsm.fleet import GENERATE_S, Fleet
 from refitfsm.generation import Generation
+from refitfsm.pushes import Weights
+from refitfsm.reports import CycleReport, FleetStatus
 from refitfsm.servers import ServerSpec
 
 T = TypeVar("T")

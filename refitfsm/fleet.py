@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from refitfsm import policies
 from refitfsm.audit.journal import FileJournal, Journal, NoJournal, header
@@ -15,51 +15,20 @@ from refitfsm.controller import Controller
 from refitfsm.drivers.http import HttpTransport
 from refitfsm.drivers.sglang import Encode, Load, SGLangDriver, encode_in_thread
 from refitfsm.drivers.transport import NotSent, Transport
-from refitfsm.errors import ConfigError, ControllerClosed, CycleAborted, NotServing, RequestFailed
+from refitfsm.errors import ConfigError, ControllerClosed, NotServing, RequestFailed
 from refitfsm.generation import Generation, read_answer, request_body
-from refitfsm.model.fleet import Cycle, FleetView, Goal, Phase, admits, usable
-from refitfsm.model.states import Condition
-from refitfsm.model.values import ServerView
+from refitfsm.model.fleet import FleetView, Goal, admits
 from refitfsm.planner.cycle import is_reached
 from refitfsm.planner.requests import Request
+from refitfsm.pushes import Weights, as_source, check_manifest, server_manifest
+from refitfsm.reports import CycleReport, FleetStatus, aborted, phases_s
 from refitfsm.servers import ServerSpec, checked_specs
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest
-from refitfsm.weights.safetensors import CheckpointFolder
-from refitfsm.weights.source import CheckpointSource, WeightSource
+from refitfsm.weights.source import WeightSource
 
 GENERATE_S = 600.0
 """How long an answer may take, unless the caller says otherwise."""
-
-
-class CycleReport(NamedTuple):
-    """How a cycle went."""
-
-    cycle: int
-    """0: nothing was to be done."""
-    goal: Goal
-    version: int
-    """The version that the fleet serves now."""
-    seconds: float
-    phases_s: Mapping[str, float]
-    """For each kind of command, what the slowest server spent on it."""
-    failed: tuple[tuple[str, str], ...]
-    """Servers that dropped out while the others went on, with the reason."""
-
-
-class FleetStatus(NamedTuple):
-    """What is believed of the fleet now."""
-
-    run_id: str
-    policy: str
-    serving_version: int
-    cycle: Cycle | None
-    servers: tuple[ServerView, ...]
-    in_flight: Mapping[str, int]
-
-
-Weights = WeightSource | str | Path | Mapping[str, object]
-"""What can be pushed: a source, a safetensors folder, or a state dict of torch tensors."""
 
 
 class Fleet:
@@ -248,10 +217,12 @@ class Fleet:
             CycleAborted: a server failed; the message says which, why, and what is left.
         """
         try:
-            source = _as_source(weights)
+            source = as_source(weights)
             if source is not weights:
                 self._opened.append(source)
-            self._check_manifest(source.manifest)
+            if self._reference is None:
+                self._reference = server_manifest(self._running.fleet.servers.values()) or source.manifest
+            check_manifest(source.manifest, self._reference)
             chunks = source.chunks(self.policy.policy.chunk_bytes_max)
             if self._running.fleet.cycle is None:  # else this refit is about to be refused
                 self._load(Load(source, chunks))
@@ -287,55 +258,16 @@ class Fleet:
         serving = running.fleet.serving_version
         if cycle is None:
             return CycleReport(0, request.goal, serving, 0.0, {}, ())
-        phases: dict[str, dict[str, float]] = {}
-        for timing in running.timings:
-            spent = phases.setdefault(timing.kind.value, {})
-            spent[timing.server] = spent.get(timing.server, 0.0) + timing.seconds
         if not is_reached(cycle):
-            raise self._aborted(cycle, serving)
+            raise aborted(cycle, running.fleet)
         return CycleReport(
             cycle.id,
             cycle.goal,
             serving,
             asyncio.get_running_loop().time() - cycle.started_s,
-            {kind: max(spent.values()) for kind, spent in phases.items()},
+            phases_s(running.timings),
             cycle.failed,
         )
-
-    def _aborted(self, cycle: Cycle, serving: int) -> CycleAborted:
-        views = self._running.fleet.servers
-        lost = tuple(
-            name
-            for name, view in views.items()
-            if not usable(view) or view.condition is Condition.QUARANTINED
-        )
-        why = "; ".join(f"{server}: {reason}" for server, reason in cycle.failed) or cycle.reason
-        count = sum(map(admits, views.values()))
-        done = "committed on no server" if cycle.phase is Phase.COMMITTED else "aborted"
-        return CycleAborted(
-            f"cycle {cycle.id} ({cycle.goal} of version {cycle.version}) {done}: {why}; {count} of"
-            f" {len(views)} servers serve version {serving}"
-            + (f"; restart {', '.join(lost)}" if lost else ""),
-            cycle.failed,
-            lost,
-        )
-
-    def _check_manifest(self, manifest: Manifest) -> None:
-        """Compare with the model that the servers run, before any byte is sent.
-
-        The model is read from the checkpoint that the servers were started from, where this machine can
-        read it; otherwise the first weights pushed are what later ones are compared with.
-
-        Raises:
-            ConfigError: a tensor is missing, unknown, or of another shape or number format.
-        """
-        if self._reference is None:
-            self._reference = _checkpoint_manifest(self._running.fleet.servers.values()) or manifest
-        differences = manifest.differences(self._reference)
-        if differences:
-            shown = " ".join(map(str, differences[:3]))
-            more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-            raise ConfigError(f"the weights are not the servers' model: {shown}{more} Nothing was sent.")
 
     # -- generation ----------------------------------------------------------------------------------
 
@@ -403,26 +335,3 @@ class Fleet:
         raise NotServing(
             f"fleet: no server admits requests: {', '.join(states)}; {doing}; wait with wait_s, or refit"
         )
-
-
-def _as_source(weights: Weights) -> WeightSource:
-    if isinstance(weights, str | Path):
-        return CheckpointSource(CheckpointFolder.open(Path(weights)))
-    if isinstance(weights, Mapping):
-        from refitfsm.weights.torch_source import TorchSource  # noqa: PLC0415 - torch is optional
-
-        return TorchSource(weights)
-    return weights
-
-
-def _checkpoint_manifest(views: Iterable[ServerView]) -> Manifest | None:
-    """The manifest of the checkpoint that the servers were started from, if it can be read from here."""
-    for view in views:
-        folder = Path(view.capabilities.model_path)
-        if view.capabilities.model_path and folder.is_dir():
-            try:
-                with CheckpointFolder.open(folder) as checkpoint:
-                    return checkpoint.manifest
-            except WeightsError:
-                return None  # no safetensors there, say dummy weights: nothing to compare with
-    return None

@@ -13,9 +13,11 @@ class Generation(NamedTuple):
     """One answer."""
 
     server: str
+    """Who answered."""
     version: int
     """The weight version that made it."""
     output_ids: tuple[int, ...]
+    """The new tokens."""
     text: str
     """Empty where the server has no tokenizer."""
     finish_reason: str

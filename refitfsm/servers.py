@@ -11,6 +11,7 @@ class ServerSpec(NamedTuple):
     """A server to connect to."""
 
     url: str
+    """`http://HOST:PORT`."""
     gpus: tuple[str, ...] = ()
     """GPU UUIDs by tensor parallel rank, with or without `GPU-` in front; empty: not known."""
 

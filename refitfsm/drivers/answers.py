@@ -12,6 +12,8 @@ WORDS_MAX = 300
 """Characters of a server's words that go into a detail."""
 
 _GATEWAY = (502, 503, 504)
+_SAY_SUCCESS = (CommandKind.BEGIN, CommandKind.PUSH, CommandKind.END)
+"""Commands whose answer says whether they succeeded: a 200 without that word proves nothing."""
 
 
 class Answer(NamedTuple):
@@ -49,13 +51,21 @@ def judge(
     if answer.status in _GATEWAY:
         return Observation(EventName.LOST, answer.words)
     if answer.status == 200:
-        if answer.fields.get("success", True) is True:
-            return Observation(done, "", report)
-        return Observation(EventName.FAILED, answer.words)
+        return _of_200(answer, kind, Observation(done, "", report))
     if answer.status == 400 and kind is CommandKind.BEGIN and "already open" in answer.words:
         return Observation(EventName.REFUSED, answer.words, Report(session_open=True))
     if 400 <= answer.status < 500 and not _wrote(answer, kind):
         return Observation(EventName.REFUSED, _with_remedy(answer))
+    return Observation(EventName.FAILED, answer.words)
+
+
+def _of_200(answer: Answer, kind: CommandKind, good: Observation) -> Observation:
+    """A 200 is good where SGLang says nothing more, or says that it succeeded."""
+    said = answer.fields.get("success", None if kind in _SAY_SUCCESS else True)
+    if said is True:
+        return good
+    if said is None:
+        return Observation(EventName.LOST, f"the answer cannot be read: {answer.words}")
     return Observation(EventName.FAILED, answer.words)
 
 

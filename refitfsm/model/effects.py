@@ -80,21 +80,25 @@ def note_enrolment(view: ServerView, event: Event, _facts: Facts) -> ServerView:
 
 @_effect
 def close_gate(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
+    """Nothing of ours is admitted any more."""
     return view._replace(gate=Gate.CLOSED)
 
 
 @_effect
 def open_gate(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
+    """Requests are admitted."""
     return view._replace(gate=Gate.OPEN)
 
 
 @_effect
 def note_pause(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
+    """Generation is paused: whatever arrives waits."""
     return view._replace(paused=True)
 
 
 @_effect
 def empty_cache(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
+    """The cache holds nothing."""
     return view._replace(kv_epoch=None)
 
 
@@ -112,6 +116,7 @@ def note_release(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
 
 @_effect
 def note_resume(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
+    """The tags are resident; what is in them is another fact."""
     tags = _answered(view).tags
     return view._replace(resident=view.resident | tags, released=view.released - tags)
 
@@ -131,6 +136,7 @@ def note_foreign_session(view: ServerView, event: Event, _facts: Facts) -> Serve
 
 @_effect
 def note_session_end(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
+    """No session is open."""
     return view._replace(session=0)
 
 
@@ -148,6 +154,7 @@ def note_chunk(view: ServerView, event: Event, _facts: Facts) -> ServerView:
 
 @_effect
 def complete_content(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
+    """Every chunk of the model is in."""
     return view._replace(content=view.content._replace(kind=ContentKind.COMPLETE))
 
 
@@ -169,11 +176,13 @@ def spoil_content(view: ServerView, event: Event, _facts: Facts) -> ServerView:
 
 @_effect
 def quarantine(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
+    """Only a full push that is proved, or a restart, leads out."""
     return view._replace(condition=Condition.QUARANTINED)
 
 
 @_effect
 def suspect(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
+    """Nothing is sent to it before a restart."""
     return view._replace(condition=Condition.SUSPECT)
 
 

@@ -27,6 +27,7 @@ class Phase(StrEnum):
     """How far a cycle got."""
 
     WORKING = "working"
+    """On its way to its goal."""
     COMMITTED = "committed"
     """All that count are ready; they are told to go on."""
     ABORTING = "aborting"

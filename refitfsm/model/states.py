@@ -27,8 +27,11 @@ class Tag(StrEnum):
     """A part of GPU memory that SGLang can release and resume on its own."""
 
     WEIGHTS = "weights"
+    """The model's parameters; lost on release unless backed up."""
     KV_CACHE = "kv_cache"
+    """The KV pools; always lost on release."""
     CUDA_GRAPH = "cuda_graph"
+    """The graphs' memory; really released only with SGLANG_MEMORY_SAVER_CUDA_GRAPH=1."""
 
 
 ALL_TAGS: frozenset[Tag] = frozenset(Tag)
@@ -38,36 +41,32 @@ class Gate(StrEnum):
     """Admission of new requests by this controller."""
 
     OPEN = "open"
+    """Requests are admitted."""
     DRAINING = "draining"
+    """None is admitted; those in flight are waited for."""
     CLOSED = "closed"
+    """None is admitted, and none is waited for."""
 
 
 class Condition(StrEnum):
     """How far a server can be trusted, beside the state it is in."""
 
     HEALTHY = "healthy"
+    """All that is believed was confirmed."""
     SUSPECT = "suspect"
     """A command ended without an answer, and what it did is not known."""
     QUARANTINED = "quarantined"
     """Bytes of new weights moved and the cycle did not commit: the weights may be mixed."""
     RETIRED = "retired"
+    """Taken out of use for good."""
 
 
 class ContentKind(StrEnum):
     """What the weights in memory are."""
 
     UNDEFINED = "undefined"
+    """Bytes of no version."""
     PARTIAL = "partial"
+    """Some chunks of a version are in."""
     COMPLETE = "complete"
-
-
-class Outcome(StrEnum):
-    """How a command ended. Unknown is a value, not an error."""
-
-    OK = "ok"
-    REFUSED = "refused"
-    """The server said no and nothing changed."""
-    FAILED = "failed"
-    """The server said that it tried and did not succeed; it may have changed something."""
-    UNKNOWN = "unknown"
-    """No answer that can be believed: a deadline, a reset, a gateway's error."""
+    """All chunks of one version are in."""

@@ -157,6 +157,7 @@ class ServerView(NamedTuple):
     """What the controller believes of one server. Each field is a fact of its own."""
 
     server: str
+    """Its name: the URL."""
     state: ServerState = ServerState.OFFLINE
     resident: frozenset[Tag] = frozenset()
     """Tags confirmed resident; a tag in neither set is not known."""

@@ -17,7 +17,7 @@ from refitfsm.model.table import Verdict
 from refitfsm.model.values import Event, EventName, ServerView
 from refitfsm.planner.judge import apply, judge
 from refitfsm.planner.program import Step, can_go_back, next_step
-from refitfsm.planner.requests import Refusal, Request, is_met, refusal, unfit
+from refitfsm.planner.requests import Refusal, Request, differing_checksums, is_met, refusal, unfit
 
 
 class ServerEvent(NamedTuple):
@@ -267,11 +267,8 @@ class _Plan:
 
     def _commit(self, cycle: Cycle) -> None:
         ready = [view for name, view in self.servers.items() if name in cycle.members - cycle.failed_servers]
-        if len({(view.capabilities.tp_size, view.checksum) for view in ready if view.checksum}) > 1:
-            sums = ", ".join(f"{view.server} {view.checksum}" for view in ready)
-            self._abort(f"checksums differ: {sums}")
-            return
-        if cycle.goal is Goal.ENROL and (why := unfit(ready, self.rules)):
+        why = unfit(ready, self.rules) if cycle.goal is Goal.ENROL else differing_checksums(ready)
+        if why:
             self._abort(why)
             return
         self._update(phase=Phase.COMMITTED)

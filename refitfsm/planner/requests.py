@@ -174,3 +174,16 @@ def unfit(views: Sequence[ServerView], rules: Rules) -> str:
         )
         return f"the servers hold different weights: {named}; start all of them from the same checkpoint"
     return ""
+
+
+def differing_checksums(views: Sequence[ServerView]) -> str:
+    """Which servers that should hold the same weights do not, by their checksums; empty if all do.
+
+    A checksum covers a server's shards, so only servers with as many ranks can be compared.
+    """
+    first: dict[int, ServerView] = {}
+    for view in views:
+        other = first.setdefault(view.capabilities.tp_size, view) if view.checksum else view
+        if view.checksum != other.checksum:
+            return f"checksums differ: {other.server} has {other.checksum}, {view.server} {view.checksum}"
+    return ""

@@ -1,0 +1,152 @@
+"""The rows for answers: what a server's view becomes when a command has ended, or the server has."""
+
+from refitfsm.model.row import (
+    EVERYWHERE,
+    OFFLINE,
+    ONLINE,
+    PAUSABLE,
+    REBUILT,
+    RELEASED,
+    SERVING,
+    STAGED,
+    Row,
+    ignore,
+    take,
+)
+from refitfsm.model.values import REQUESTS
+from refitfsm.model.values import EventName as E
+
+_EXPECTED = ("answer_is_expected",)
+_OK = ("settle",)
+
+ROWS: tuple[Row, ...] = (
+    *take(
+        OFFLINE,
+        E.ENROLLED,
+        (*_EXPECTED, "server_is_unowned"),
+        ("note_enrolment",),
+        "A fresh server: resident, start-up weights, its gate closed.",
+        SERVING,
+    ),
+    *take(OFFLINE, E.ENROLLED, _EXPECTED, ("drop_command",), "A paused server belongs to somebody else."),
+    *take(SERVING, E.DRAINED, _EXPECTED, ("close_gate", *_OK), "What still runs is aborted by the pause."),
+    *take(PAUSABLE, E.PAUSED, _EXPECTED, ("note_pause", *_OK), "Strangers' requests wait from here on."),
+    *take(
+        STAGED,
+        E.FLUSHED,
+        (*_EXPECTED, "everything_is_resident", "content_is_proved", "session_is_closed"),
+        ("empty_cache", *_OK),
+        "Everything is resident, proved and clean: ready for the fleet's commit.",
+        REBUILT,
+    ),
+    *take(PAUSABLE, E.FLUSHED, _EXPECTED, ("empty_cache", *_OK), "The cache is empty and the server idle."),
+    *take(
+        PAUSABLE,
+        E.RELEASED,
+        _EXPECTED,
+        ("note_release", *_OK),
+        "The memory is out; weights without a backup are gone.",
+        RELEASED,
+    ),
+    *take(
+        RELEASED, E.RESUMED, _EXPECTED, ("note_resume", *_OK), "Weights are resident; not yet right.", STAGED
+    ),
+    *take(STAGED, E.RESUMED, _EXPECTED, ("note_resume", *_OK), "The rest is resident."),
+    *take(ONLINE, E.BEGUN, _EXPECTED, ("note_session", *_OK), "The weights are no longer whole.", STAGED),
+    *take(
+        ONLINE,
+        E.PUSHED,
+        (*_EXPECTED, "chunk_is_last"),
+        ("note_chunk", "complete_content", *_OK),
+        "The whole model is in, not yet proved.",
+        STAGED,
+    ),
+    *take(ONLINE, E.PUSHED, _EXPECTED, ("note_chunk", *_OK), "One more chunk is in.", STAGED),
+    *take(STAGED, E.ENDED, _EXPECTED, ("note_session_end", *_OK), "The session is closed."),
+    *take(
+        STAGED,
+        E.VERIFIED,
+        (*_EXPECTED, "version_is_the_one_pushed"),
+        ("note_proof", *_OK),
+        "What the server has is what was pushed.",
+    ),
+    *take(
+        STAGED,
+        E.VERIFIED,
+        _EXPECTED,
+        ("spoil_content", "quarantine", "drop_command"),
+        "The server reports another version than was pushed: somebody else wrote to it, or the push did not.",
+    ),
+    *take(
+        (SERVING, REBUILT),
+        E.CONTINUED,
+        _EXPECTED,
+        ("open_gate", *_OK),
+        "The server serves the fleet's version.",
+        SERVING,
+    ),
+    *take(
+        ONLINE,
+        E.REFUSED,
+        (*_EXPECTED, "refusal_is_of_an_open_session"),
+        ("note_foreign_session", *_OK),
+        "A session was left open by somebody who is gone: it is ended, then ours begins.",
+        STAGED,
+    ),
+    *take(EVERYWHERE, E.REFUSED, _EXPECTED, ("drop_command",), "Nothing changed; the cycle decides."),
+    *take(
+        ONLINE,
+        E.FAILED,
+        (*_EXPECTED, "command_moves_weights"),
+        ("spoil_content", "quarantine", "drop_command"),
+        "The weights may be mixed: only a full push or a restart leads out.",
+        STAGED,
+    ),
+    *take(
+        (SERVING, REBUILT),
+        E.FAILED,
+        (*_EXPECTED, "command_moves_memory"),
+        ("forget_residency", "suspect", "drop_command"),
+        "What is resident is not known any more. It counts as released.",
+        RELEASED,
+    ),
+    *take(
+        (RELEASED, STAGED),
+        E.FAILED,
+        (*_EXPECTED, "command_moves_memory"),
+        ("forget_residency", "suspect", "drop_command"),
+        "What is resident is not known any more.",
+    ),
+    *take(EVERYWHERE, E.FAILED, _EXPECTED, ("drop_command",), "Nothing changed; the cycle decides."),
+    *take(
+        ONLINE,
+        E.LOST,
+        (*_EXPECTED, "command_moves_weights"),
+        ("spoil_content", "suspect", "drop_command"),
+        "The write may still happen: the server is not used again before a restart.",
+        STAGED,
+    ),
+    *take(
+        (SERVING, REBUILT),
+        E.LOST,
+        (*_EXPECTED, "command_moves_memory"),
+        ("forget_residency", "suspect", "drop_command"),
+        "SGLang cannot be asked what is released: evidence or a restart must tell. It counts as released.",
+        RELEASED,
+    ),
+    *take(
+        (RELEASED, STAGED),
+        E.LOST,
+        (*_EXPECTED, "command_moves_memory"),
+        ("forget_residency", "suspect", "drop_command"),
+        "SGLang cannot be asked what is released: evidence or a restart must tell.",
+    ),
+    *take(EVERYWHERE, E.LOST, _EXPECTED, ("drop_command",), "The command may be repeated."),
+    *take(EVERYWHERE, E.DIED, (), ("take_offline",), "The process is gone.", OFFLINE),
+    *(
+        row
+        for event in E
+        if event not in REQUESTS and event is not E.DIED
+        for row in ignore(EVERYWHERE, event, "An answer to no command in flight is recorded and dropped.")
+    ),
+)

@@ -1,0 +1,59 @@
+"""What users give to be pushed, as sources; and whether it is the servers' model."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from refitfsm.errors import ConfigError
+from refitfsm.model.values import ServerView
+from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.manifest import Manifest
+from refitfsm.weights.safetensors import CheckpointFolder
+from refitfsm.weights.source import CheckpointSource, WeightSource
+
+Weights = WeightSource | str | Path | Mapping[str, object]
+"""What can be pushed: a source, a safetensors folder, or a state dict of torch tensors."""
+
+
+def as_source(weights: Weights) -> WeightSource:
+    """A source of what was given; itself if it is one.
+
+    Raises:
+        WeightsError: it cannot be read or sent.
+    """
+    if isinstance(weights, str | Path):
+        return CheckpointSource(CheckpointFolder.open(Path(weights)))
+    if isinstance(weights, Mapping):
+        from refitfsm.weights.torch_source import TorchSource  # noqa: PLC0415 - torch is optional
+
+        return TorchSource(weights)
+    return weights
+
+
+def server_manifest(views: Iterable[ServerView]) -> Manifest | None:
+    """What the servers' model consists of, by the checkpoint that they were started from.
+
+    None where this machine cannot read it: the first weights pushed are then what later ones are
+    compared with.
+    """
+    for view in views:
+        folder = Path(view.capabilities.model_path)
+        if view.capabilities.model_path and folder.is_dir():
+            try:
+                with CheckpointFolder.open(folder) as checkpoint:
+                    return checkpoint.manifest
+            except WeightsError:
+                return None  # no safetensors there, say dummy weights: nothing to compare with
+    return None
+
+
+def check_manifest(manifest: Manifest, expected: Manifest) -> None:
+    """Compare weights with the servers' model, before any byte is sent.
+
+    Raises:
+        ConfigError: a tensor is missing, unknown, or of another shape or number format.
+    """
+    differences = manifest.differences(expected)
+    if differences:
+        shown = " ".join(map(str, differences[:3]))
+        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        raise ConfigError(f"the weights are not the servers' model: {shown}{more} Nothing was sent.")
