@@ -3,123 +3,27 @@
 The same checks run on the simulator in process, on the simulator over HTTP, and on real servers on CPU
 and GPU. Where a simulator and a real server differ, the simulator is wrong.
 
-A check gets a `Subject` that serves the weights of `source(0)` with its gate open, and leaves it so. A
-lethal check gets one of its own, and leaves it dead.
+A check gets a `Subject` that serves the weights of `source(0)` with its gate open, and leaves it so. The
+lethal checks are in `lethal.py`.
 """
 
 import asyncio
-import base64
-import pickle
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
-from refitfsm.drivers.base import Observation
-from refitfsm.drivers.sglang import Load, SGLangDriver, encode_inline
-from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport
+from refitfsm.drivers.sglang import Load
 from refitfsm.errors import RequestFailed
-from refitfsm.model.records import Issued
 from refitfsm.model.states import Tag
-from refitfsm.model.values import Capabilities, Command, CommandKind, EventName, VerifyLevel
-from refitfsm.weights.source import WeightSource
-
-RUN = "conformance"
-PROMPT = [5, 6, 7]
-TOKENS = 8
-LONG_TOKENS = 300
-RUNNING_S = 0.15
-"""After this a long request is running on any server here."""
-WAIT_S = 60.0
-
-
-@dataclass
-class Subject:
-    """A server under test, and hands to work it with."""
-
-    transport: Transport
-    source: Callable[[int], WeightSource]
-    """Weights that fit: 0 is what the server started with, 1 is other."""
-    chunk_bytes_max: int = 200_000
-    capabilities: Capabilities = field(default_factory=Capabilities)
-    seq: int = 0
-    driver: SGLangDriver = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.driver = SGLangDriver(self.transport, RUN, encode=encode_inline)
-
-    @property
-    def version(self) -> tuple[int, ...]:
-        return tuple(int(part) for part in self.capabilities.sglang_version.split(".")[:3])
-
-    async def do(self, kind: CommandKind, *, wait_s: float = WAIT_S, **fields: object) -> Observation:
-        """Carry out one command."""
-        self.seq += 1
-        command = Command(kind, **fields)  # type: ignore[arg-type]
-        deadline_s = asyncio.get_running_loop().time() + wait_s
-        return await self.driver.execute(Issued("subject", 1, self.seq, command, deadline_s))
-
-    async def ok(self, kind: CommandKind, **fields: object) -> Observation:
-        """Carry out one command that must end well."""
-        observation = await self.do(kind, **fields)
-        assert observation.event not in _BAD, (kind, observation)
-        return observation
-
-    async def enrol(self) -> None:
-        self.capabilities = (await self.ok(CommandKind.ENROL)).report.capabilities
-
-    async def post(self, path: str, body: object = None) -> Reply:
-        async with asyncio.timeout(WAIT_S):
-            return await self.transport.request("POST", path, msgspec.json.encode(body))
-
-    async def greedy(self, count: int = TOKENS, prompt: list[int] | None = None) -> dict[str, object]:
-        """The answer to a prompt, whole."""
-        params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
-        body = {"input_ids": prompt or PROMPT, "sampling_params": params}
-        answer = await self.driver.generate(msgspec.json.encode(body), WAIT_S)
-        decoded: dict[str, object] = msgspec.json.decode(answer)
-        return decoded
-
-    async def tokens(self) -> object:
-        return (await self.greedy())["output_ids"]
-
-    async def push(self, seed: int, version: int, *, session: bool = True) -> None:
-        """Put whole weights in place, as a cycle does."""
-        load = Load(self.source(seed), self.source(seed).chunks(self.chunk_bytes_max))
-        self.driver.load = load
-        inside = session and self.capabilities.sessions
-        if inside:
-            await self.ok(CommandKind.BEGIN)
-        for chunk in load.chunks:
-            await self.ok(CommandKind.PUSH, version=version, chunk=chunk.index, chunks=chunk.count)
-        if inside:
-            await self.ok(CommandKind.END)
-
-    async def quiet(self) -> None:
-        await self.ok(CommandKind.PAUSE)
-        await self.ok(CommandKind.FLUSH)
-
-    async def restore(self, version: int) -> None:
-        """Back to the start-up weights and open."""
-        await self.push(0, version)
-        await self.ok(CommandKind.FLUSH)
-        await self.ok(CommandKind.CONTINUE)
-
-
-_BAD = (EventName.REFUSED, EventName.FAILED, EventName.LOST, EventName.DIED)
+from refitfsm.model.values import CommandKind, EventName, VerifyLevel
+from tests.conformance.subject import LONG_TOKENS, RUN, RUNNING_S, Subject, one_tensor
 
 Check = Callable[[Subject], Awaitable[None]]
 CHECKS: list[Check] = []
-LETHAL: list[Check] = []
 
 
 def check(function: Check) -> Check:
     CHECKS.append(function)
-    return function
-
-
-def lethal(function: Check) -> Check:
-    LETHAL.append(function)
     return function
 
 
@@ -268,7 +172,7 @@ async def a_tensor_of_an_unknown_name_is_taken_in_silence(subject: Subject) -> N
     if subject.capabilities.sessions:
         await subject.quiet()
         await subject.ok(CommandKind.BEGIN)
-    reply = await subject.post("/update_weights_from_tensor", _renamed(subject, "model.nope.weight"))
+    reply = await subject.post("/update_weights_from_tensor", one_tensor(subject, "model.nope.weight"))
     assert (reply.status, msgspec.json.decode(reply.body)["success"]) == (200, True)
     if subject.capabilities.sessions:
         await subject.ok(CommandKind.END)
@@ -341,113 +245,3 @@ async def a_paused_server_is_not_taken_over(subject: Subject) -> None:
     assert observation.event is EventName.ENROLLED, observation
     assert observation.report.paused
     await subject.ok(CommandKind.CONTINUE)
-
-
-def _renamed(subject: Subject, name: str, shape: tuple[int, ...] = (4,)) -> dict[str, object]:
-    """A push of one small tensor, for every rank."""
-    entry = subject_payload(name, shape)
-    return {"serialized_named_tensors": [entry] * subject.capabilities.tp_size, "flush_cache": False}
-
-
-def subject_payload(name: str, shape: tuple[int, ...]) -> str:
-    """One tensor of zeros under a name, as a payload."""
-    from refitfsm.weights.manifest import TensorSpec  # noqa: PLC0415
-    from refitfsm.weights.payload import cpu_payload  # noqa: PLC0415
-
-    spec = TensorSpec.of(name, "F32", shape)
-    return cpu_payload([(spec, bytes(spec.nbytes))]).decode()
-
-
-async def _dies(subject: Subject, work: Awaitable[Observation]) -> None:
-    """The command kills the server, and the driver sees it."""
-    observation = await work
-    assert observation.event is EventName.DIED, observation
-    try:
-        await subject.transport.request("GET", "/model_info")
-    except (NotSent, AnswerLost):
-        return
-    raise AssertionError("the server still answers")
-
-
-@lethal
-async def a_resume_of_what_is_resident_kills(subject: Subject) -> None:
-    """Resume with nothing released."""
-    await subject.enrol()
-    await _dies(subject, subject.do(CommandKind.RESUME, tags=frozenset({Tag.WEIGHTS})))
-
-
-@lethal
-async def a_release_while_a_request_runs_kills(subject: Subject) -> None:
-    """Release under load, and the request is lost with the server."""
-    await subject.enrol()
-    request = asyncio.create_task(subject.greedy(LONG_TOKENS))
-    await asyncio.sleep(RUNNING_S)
-    await _dies(subject, subject.do(CommandKind.RELEASE, tags=frozenset({Tag.KV_CACHE})))
-    result = (await asyncio.gather(request, return_exceptions=True))[0]
-    assert isinstance(result, RequestFailed), result
-
-
-@lethal
-async def a_push_of_a_wrong_shape_kills(subject: Subject) -> None:
-    """A known tensor of another shape."""
-    await subject.enrol()
-    await subject.quiet()
-    if subject.capabilities.sessions:
-        await subject.ok(CommandKind.BEGIN)
-
-    async def push() -> Observation:
-        name = subject.source(0).manifest.tensors[-1].name
-        try:
-            reply = await subject.post("/update_weights_from_tensor", _renamed(subject, name, (3,)))
-        except AnswerLost as error:
-            return Observation(EventName.DIED, str(error))
-        return Observation(EventName.FAILED, f"{reply}")
-
-    await _dies(subject, push())
-
-
-@lethal
-async def a_short_list_of_payloads_kills(subject: Subject) -> None:
-    """Fewer payloads than tensor parallel ranks."""
-    await subject.enrol()
-    await subject.quiet()
-    if subject.capabilities.sessions:
-        await subject.ok(CommandKind.BEGIN)
-
-    async def push() -> Observation:
-        try:
-            reply = await subject.post("/update_weights_from_tensor", {"serialized_named_tensors": []})
-        except AnswerLost as error:
-            return Observation(EventName.DIED, str(error))
-        return Observation(EventName.FAILED, f"{reply}")
-
-    await _dies(subject, push())
-
-
-@lethal
-async def a_payload_off_the_allow_list_kills(subject: Subject) -> None:
-    """A pickle that names a function SGLang does not allow."""
-    await subject.enrol()
-    await subject.quiet()
-    if subject.capabilities.sessions:
-        await subject.ok(CommandKind.BEGIN)
-    entry = base64.b64encode(pickle.dumps(base64.b64decode, protocol=4)).decode()
-
-    async def push() -> Observation:
-        body = {"serialized_named_tensors": [entry] * subject.capabilities.tp_size}
-        try:
-            reply = await subject.post("/update_weights_from_tensor", body)
-        except AnswerLost as error:
-            return Observation(EventName.DIED, str(error))
-        return Observation(EventName.FAILED, f"{reply}")
-
-    await _dies(subject, push())
-
-
-@lethal
-async def a_second_release_kills_with_the_memory_saver(subject: Subject) -> None:
-    """Release of what is released."""
-    await subject.enrol()
-    await subject.quiet()
-    await subject.ok(CommandKind.RELEASE, tags=frozenset({Tag.KV_CACHE}))
-    await _dies(subject, subject.do(CommandKind.RELEASE, tags=frozenset({Tag.KV_CACHE})))

@@ -10,7 +10,9 @@ from refitfsm.sim.http import serve
 from refitfsm.sim.loop import run
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.transport import SimTransport
-from tests.conformance.checks import CHECKS, LETHAL, Check, Subject
+from tests.conformance.checks import CHECKS, Check
+from tests.conformance.lethal import LETHAL
+from tests.conformance.subject import Subject
 from tests.support.world import TinySource
 
 VERSIONS = ("0.5.12", "0.5.16", "0.5.23")

@@ -21,7 +21,7 @@ import torch
 
 from refitfsm import Fleet, NotServing, ServerSpec
 from refitfsm.audit.verify import verify_file
-from refitfsm.fleet import CycleReport
+from refitfsm.reports import CycleReport
 from tests.gpu.checkpoints import make
 from tests.gpu.server import GpuServer, kernels, site
 from tests.real.server import NoAnswerError, call, greedy, side_by_side

@@ -96,6 +96,19 @@ def greedy(url: str, input_ids: Sequence[int], n: int) -> list[int]:
     return tokens
 
 
+def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    """Poll until `holds()`.
+
+    Raises:
+        ServerError: it did not come true in that time; `what` names it.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise ServerError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(POLL_S)
+
+
 def free_port() -> int:
     """A loopback port that nobody listens on, no outgoing connection will get and none was given before."""
     ports = [port for port in _PORTS if port not in _given]
@@ -236,11 +249,7 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        deadline = time.monotonic() + 10
-        while members(process.pid):
-            if time.monotonic() > deadline:
-                raise ServerError(f"group {process.pid} outlives SIGKILL: {members(process.pid)}")
-            time.sleep(POLL_S)
+        eventually(lambda: not members(process.pid), f"group {process.pid} is gone")
 
     def close(self) -> None:
         """Stop the server if it runs, make sure that no child is left, remove log and temporary files."""

@@ -9,7 +9,9 @@ import pytest
 from refitfsm.drivers.http import HttpTransport
 from refitfsm.weights.safetensors import CheckpointFolder
 from refitfsm.weights.source import CheckpointSource
-from tests.conformance.checks import CHECKS, LETHAL, Check, Subject
+from tests.conformance.checks import CHECKS, Check
+from tests.conformance.lethal import LETHAL
+from tests.conformance.subject import Subject
 from tests.real.server import RealServer, ServeReal
 
 

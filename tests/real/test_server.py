@@ -4,13 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.real.server import ServerError, ServerProcess, free_port, greedy, members
+from tests.real.server import ServerError, ServerProcess, eventually, free_port, greedy, members
 
 DEADLINE_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,13 +34,6 @@ def process(*arguments: str, port: int | None = None, start_timeout_s: float = D
         ready_path="/",
         start_timeout_s=start_timeout_s,
     )
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, "not within the deadline"
-        time.sleep(0.02)
 
 
 def test_a_server_is_ready_inside_and_gone_outside() -> None:
@@ -78,7 +69,7 @@ def test_a_kill_takes_the_children_along() -> None:
     running = process("-c", FAMILY)
     running.start()
     try:
-        eventually(lambda: len(members(running.pid)) == 2)
+        eventually(lambda: len(members(running.pid)) == 2, "the child runs")
         running.kill()
         assert running.returncode == -signal.SIGKILL
         assert members(running.pid) == []
@@ -98,6 +89,6 @@ def test_a_server_goes_with_the_process_that_started_it() -> None:
     with owner:
         assert owner.stdout is not None
         group = int(owner.stdout.readline())
-        eventually(lambda: len(members(group)) == 2)
+        eventually(lambda: len(members(group)) == 2, "the child runs")
         owner.kill()
-    eventually(lambda: members(group) == [])
+    eventually(lambda: members(group) == [], "the group is gone")
