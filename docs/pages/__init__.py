@@ -1,0 +1,1 @@
+"""The generated pages, each a function from nothing to text."""
