@@ -17,6 +17,9 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
     "I8": 1,
     "F8_E4M3": 1,
     "F8_E5M2": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
+    "F8_E8M0": 1,
     "F16": 2,
     "BF16": 2,
     "I16": 2,
@@ -27,6 +30,7 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
     "F64": 8,
     "I64": 8,
     "U64": 8,
+    "C64": 8,
 }
 """Bytes of one element, by the dtype's name in the safetensors format."""
 

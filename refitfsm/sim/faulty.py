@@ -31,6 +31,10 @@ _BEFORE: Final = frozenset(
     }
 )
 """The call never reaches the server."""
+_UNHEARD: Final = frozenset(
+    {Kind.LOSE_ANSWER, Kind.STATUS_AFTER, Kind.GARBLE, Kind.HANG_AFTER, Kind.KILL_AFTER}
+)
+"""The call is applied, and the client never hears what the server said."""
 
 
 async def deliver(server: SimServer, request: HttpRequest, fault: Fault | None) -> Response:
@@ -69,6 +73,9 @@ async def _instead(server: SimServer, request: HttpRequest, fault: Fault) -> Res
 
 
 async def _afterwards(server: SimServer, request: HttpRequest, fault: Fault, reply: Response) -> Response:
+    if fault.kind in _UNHEARD and not isinstance(reply, HttpReply):
+        await anext(reply, None)  # a streamed job begins with its first event
+        await reply.aclose()
     match fault.kind:
         case Kind.LOSE_ANSWER:
             raise AnswerLost(f"{server.name}: the answer is lost by a fault")

@@ -23,6 +23,7 @@ _STORAGES: Final = {
     "BoolStorage": "BOOL",
     "ByteStorage": "U8",
     "CharStorage": "I8",
+    "ComplexFloatStorage": "C64",
     "DoubleStorage": "F64",
     "FloatStorage": "F32",
     "HalfStorage": "F16",
@@ -38,6 +39,10 @@ _DTYPES: Final = {
     "int8": "I8",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -101,6 +106,12 @@ def _rebuild_v2(storage: object, offset: object, size: object, stride: object, *
     return strided(storage, offset, size, stride)
 
 
+def _rebuild_v3(storage: object, offset: object, size: object, stride: object, *rest: object) -> Tensor:
+    """The dtype comes with the call, after two arguments that do not matter; the storage is just bytes."""
+    dtype = rest[2] if len(rest) > 2 else None
+    return strided(_rebuild_typed(storage, dtype), offset, size, stride)
+
+
 def _rebuild_shared(_cls: object, storage: object, metadata: object) -> Tensor:
     if not isinstance(metadata, tuple) or len(metadata) < 3:
         raise Undecodable("ValueError: not enough values to unpack")
@@ -153,7 +164,7 @@ _KNOWN: Final[dict[tuple[str, str], object]] = {
     ("torch.nn.parameter", "Parameter"): _Opaque,
     ("torch._utils", "_rebuild_tensor"): _rebuild_v2,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
-    ("torch._utils", "_rebuild_tensor_v3"): _fails(_NO_DTYPE),
+    ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
     ("torch.storage", "UntypedStorage"): _StorageType(None),
     ("torch.storage", "TypedStorage"): _Opaque,

@@ -1,0 +1,66 @@
+"""`refitfsm audit verify`: a log that holds, and logs that do not."""
+
+from pathlib import Path
+
+import pytest
+from conftest import Cli, Simulated
+
+
+@pytest.fixture
+def audit(cli: Cli, sim: Simulated, checkpoints: tuple[Path, Path], tmp_path: Path) -> Path:
+    """The log of one refit."""
+    path = tmp_path / "run.jsonl"
+    assert cli("run", "--server", sim.start(), "--weights", checkpoints[1], "--audit", path).code == 0
+    return path
+
+
+def test_a_true_log_holds(cli: Cli, audit: Path) -> None:
+    """One line with the counts, and the same in the object."""
+    ran = cli("audit", "verify", audit)
+    assert ran.code == 0
+    assert ran.out.count("\n") == 1
+    assert "holds: " in ran.out
+    assert "(2 commits, 0 aborted); serves version 1" in ran.out
+    told = cli("audit", "verify", audit, "--json").object
+    assert (told["holds"], told["committed"], told["serving_version"]) == (True, 2, 1)
+    assert told["records"] == len(audit.read_text().splitlines())
+
+
+def _edited(lines: list[str]) -> list[str]:
+    return [line.replace('"serving_after":1', '"serving_after":2') for line in lines]
+
+
+def _dropped(lines: list[str]) -> list[str]:
+    return lines[:5] + lines[6:]
+
+
+def _swapped(lines: list[str]) -> list[str]:
+    return [*lines[:5], lines[6], lines[5], *lines[7:]]
+
+
+def _cut(lines: list[str]) -> list[str]:
+    return [*lines[:-1], lines[-1][:-20]]
+
+
+@pytest.mark.parametrize("change", [_edited, _dropped, _swapped, _cut])
+def test_a_changed_log_does_not_hold(cli: Cli, audit: Path, change: object) -> None:
+    """An edited, shortened, reordered or torn log is exit 1 and one line that names the line."""
+    assert callable(change)
+    lines = audit.read_text().splitlines()
+    audit.write_text("\n".join(change(lines)) + "\n")
+    ran = cli("audit", "verify", audit)
+    assert (ran.code, ran.out) == (1, "")
+    assert "line " in ran.error
+    told = cli("audit", "verify", audit, "--json")
+    assert (told.code, told.object["holds"]) == (1, False)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\n", b"{}\n"])
+def test_what_is_no_log_is_one_line(cli: Cli, tmp_path: Path, content: bytes | None) -> None:
+    """A missing, empty or foreign file is exit 1 with the reason."""
+    path = tmp_path / "x"
+    if content is not None:
+        path.write_bytes(content)
+    ran = cli("audit", "verify", path)
+    assert (ran.code, ran.out) == (1, "")
+    assert str(path) in ran.error
