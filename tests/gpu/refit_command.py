@@ -62,7 +62,7 @@ def main() -> int:
     for row in rows:
         good = good and row["exit_status"] == row["audit_exit_status"] == 0 and bool(row["right"])
     result = {
-        "what": "refitfsm run (colocated) between safetensors checkpoints, weights as bytes, real memory saver",
+        "what": "refitfsm run between safetensors checkpoints, weights as bytes, real memory saver",
         "command": "python3 -m tests.gpu.refit_command --out FILE.json",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {"gpu": torch.cuda.get_device_name(0), "gpus": 1},
