@@ -116,8 +116,14 @@ class Controller:
             self._step(ServerEvent(server, Event(EventName.DIED, detail=why)))
 
     async def changed(self) -> None:
-        """Wait for the next step."""
+        """Wait for the next step.
+
+        Raises:
+            AuditError, InvariantViolation, ControllerClosed: there will be none.
+        """
         await self._changed.wait()
+        if self._stopped is not None:
+            raise self._stopped
 
     async def aclose(self) -> None:
         """Stop issuing, wait for nothing, leave the servers as they are. Idempotent."""

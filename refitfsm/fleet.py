@@ -71,6 +71,7 @@ class Fleet:
         self._sink = LogSink(self.run_id, logger)
         self._controller: Controller | None = None
         self._reference: Manifest | None = None
+        self._closed = False
         self._opened: list[WeightSource] = []
         """Sources made here for a refit; closed once no cycle can read them."""
 
@@ -156,6 +157,7 @@ class Fleet:
 
     async def shutdown(self) -> None:
         """Let go of the servers, which stay as they are: a released one stays released. Idempotent."""
+        self._closed = True
         if self._controller is not None:
             await self._controller.aclose()
         self._journal.close()
@@ -167,6 +169,8 @@ class Fleet:
 
     @property
     def _running(self) -> Controller:
+        if self._closed:
+            raise ControllerClosed("the fleet was shut down: make a new one")
         if self._controller is None:
             raise ControllerClosed("the fleet is not started: use `async with`, or await start()")
         return self._controller
@@ -216,6 +220,8 @@ class Fleet:
             CommandRefused: not legal now; nothing was sent.
             CycleAborted: a server failed; the message says which, why, and what is left.
         """
+        if not isinstance(version, int) or isinstance(version, bool):
+            raise ConfigError(f"version {version!r}: give a whole number, such as the training step")
         try:
             source = as_source(weights)
             if source is not weights:

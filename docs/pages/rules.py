@@ -185,7 +185,14 @@ def commands_page() -> str:
     for goal, steps in PROGRAMS.items():
         parts += [f"### {goal.value}", "", fields(Goal)[goal.name][2], "", *_steps(steps)]
     parts += ["### After the fleet's commit", "", *_steps(OPEN)]
-    parts += ["### When a cycle aborts", "", "Only where the weights were not touched:", "", *_steps(GO_BACK)]
+    parts += [
+        "### When a cycle aborts",
+        "",
+        "Only where the weights were not touched:",
+        "",
+        *_steps(GO_BACK[Goal.REFIT]),
+    ]
+    parts += ["", "An enrolment has changed nothing: it takes no step back."]
     parts += ["## What may be asked of a fleet", "", *_goal_guards()]
     intro = """What a driver can be asked to do to one server, in which order a cycle asks for it, and
     which cycles a fleet takes on."""

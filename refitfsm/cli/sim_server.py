@@ -56,9 +56,9 @@ def sim_server(
         str, typer.Option(metavar="V", help="What is simulated: 0.5.10 to 0.5.23.")
     ] = "0.5.23",
     tp: Annotated[int, typer.Option(metavar="N", callback=_within(1, 64), help="Tensor parallel ranks.")] = 1,
-    memory_saver: Annotated[bool, typer.Option(help="As --enable-memory-saver.")] = True,
+    memory_saver: Annotated[bool, typer.Option(help="Release and resume move memory.")] = True,
     weights_cpu_backup: Annotated[
-        bool, typer.Option("--weights-cpu-backup", help="As --enable-weights-cpu-backup.")
+        bool, typer.Option("--weights-cpu-backup", help="Weights survive a release.")
     ] = False,
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A folder of safetensors; a tiny model if not given.")

@@ -48,6 +48,7 @@ class Decision(NamedTuple):
 def decide(fleet: FleetView, given: Input, now_s: float, rules: Rules) -> Decision:
     """What follows from one input."""
     plan = _Plan(fleet, now_s, rules)
+    phase = fleet.cycle.phase if fleet.cycle else None
     touched: Iterable[str] = plan.servers
     if isinstance(given, Request):
         why = refusal(fleet, given, rules)
@@ -60,7 +61,8 @@ def decide(fleet: FleetView, given: Input, now_s: float, rules: Rules) -> Decisi
         plan.open(given)
     elif isinstance(given, ServerEvent):
         plan.happen(given.server, given.event)
-        touched = (given.server,)
+        if plan.fleet.cycle is not None and plan.fleet.cycle.phase is phase:
+            touched = (given.server,)
     else:
         plan.expire()
     plan.advance(touched)

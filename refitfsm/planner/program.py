@@ -167,8 +167,18 @@ PROGRAMS: dict[Goal, tuple[Step, ...]] = {
 OPEN: tuple[Step, ...] = (CONTINUE,)
 """After the commit. `release` has no commit: the trainer has the memory."""
 
-GO_BACK: tuple[Step, ...] = (FINISH_DRAIN, REBUILD_KEPT, CONTINUE)
-"""When a cycle aborts: what a server does whose weights were not touched and are all resident."""
+_BACK = (FINISH_DRAIN, REBUILD_KEPT, CONTINUE)
+GO_BACK: dict[Goal, tuple[Step, ...]] = {
+    Goal.ENROL: (),
+    Goal.RELEASE: _BACK,
+    Goal.RESUME: _BACK,
+    Goal.REFIT: _BACK,
+    Goal.FLUSH: _BACK,
+}
+"""When a cycle aborts: what a server does whose weights were not touched and are all resident.
+
+An enrolment has changed nothing, and a fleet that is none opens no gate.
+"""
 
 
 def can_go_back(view: ServerView, serving_version: int) -> bool:
@@ -186,7 +196,7 @@ def can_go_back(view: ServerView, serving_version: int) -> bool:
 def next_step(view: ServerView, cycle: Cycle, rules: Rules) -> Step | None:
     """The first step that is needed, or None: the server waits for the others, or is done."""
     if cycle.phase is Phase.ABORTING:
-        steps = GO_BACK
+        steps = GO_BACK[cycle.goal]
     elif cycle.phase is Phase.COMMITTED:
         steps = OPEN
     else:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from refitfsm.model.fleet import FleetView, Goal, admits, usable
 from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Condition, ContentKind, ServerState
-from refitfsm.model.values import ServerView
+from refitfsm.model.values import ServerView, VerifyLevel
 
 
 class Request(NamedTuple):
@@ -163,6 +163,11 @@ def unfit(views: Sequence[ServerView], rules: Rules) -> str:
             return (
                 f"{view.server}: runs without the memory saver, and policy {rules.name} releases memory;"
                 " start it with --enable-memory-saver, or use the policy always_on"
+            )
+        if rules.verify is VerifyLevel.CHECKSUM and not view.capabilities.checksums:
+            return (
+                f"{view.server}: SGLang {view.capabilities.sglang_version} makes no checksums, and policy"
+                f" {rules.name} asks for them; use verify = version, or a newer SGLang"
             )
     found = [view.capabilities for view in views]
     pushed = {(item.model_path, item.weight_label) for item in found}

@@ -74,6 +74,7 @@ class Script:
             capabilities=self.capabilities if kind is CommandKind.ENROL else Capabilities(),
             version=issued.command.version if kind is CommandKind.VERIFY else -1,
             session_open="already open" in " ".join(words),
+            paused="paused" in words,
         )
         answered = Event(event, cycle=issued.cycle, seq=issued.seq, report=report, detail=" ".join(words))
         yield from self.decide(ServerEvent(server, answered))
