@@ -130,29 +130,36 @@ async def carry_out(target: Target, order: Order, screen: Screen) -> Outcome:
     manifests = _read_manifests(order.weights)
     fleet = target.connect()
     outcome = Outcome(target.audit)
-    connected = False
     loop = asyncio.get_running_loop()
     notice = loop.call_later(PATIENCE_S, screen.line, "waiting for the servers to be ready ...")
     try:
         async with fleet:
             notice.cancel()
-            connected = True
-            status = fleet.status()
-            _check_model(manifests, status)
-            screen.line(_connected(status))
-            for version in range(1, len(order.weights) + 1):
-                await _one_cycle(fleet, version, order, screen, outcome)
+            try:
+                await _refits(fleet, manifests, order, screen, outcome)
+            finally:
+                outcome.status = fleet.status()
     except asyncio.CancelledError:
-        outcome.code, outcome.error = EXIT_INTERRUPTED, _interrupted(fleet)
+        outcome.code, outcome.error = EXIT_INTERRUPTED, _interrupted(outcome.status)
     except RefitError as error:
-        if not connected:
+        if outcome.status is None:
             raise
         _failed(outcome, error)
     finally:
         notice.cancel()
-    if connected:
-        _judge(outcome, fleet.status())
+    if outcome.status is not None:
+        _judge(outcome, outcome.status)
     return outcome
+
+
+async def _refits(
+    fleet: Fleet, manifests: dict[Path, Manifest], order: Order, screen: Screen, outcome: Outcome
+) -> None:
+    status = fleet.status()
+    _check_model(manifests, status)
+    screen.line(_connected(status))
+    for version in range(1, len(order.weights) + 1):
+        await _one_cycle(fleet, version, order, screen, outcome)
 
 
 def _failed(outcome: Outcome, error: RefitError) -> None:
@@ -223,7 +230,6 @@ def _connected(status: FleetStatus) -> str:
 
 def _judge(outcome: Outcome, status: FleetStatus) -> None:
     """Read the end off the servers: one that does not serve has to be restarted, whatever the reason."""
-    outcome.status = status
     idle = [view for view in status.servers if not admits(view)]
     if outcome.code == EXIT_INTERRUPTED or not idle:
         return
@@ -232,9 +238,10 @@ def _judge(outcome: Outcome, status: FleetStatus) -> None:
     outcome.error = "; ".join([outcome.error or "not all servers serve", *left])
 
 
-def _interrupted(fleet: Fleet) -> str:
+def _interrupted(status: FleetStatus | None) -> str:
     """In which state the servers are left, in one line."""
-    status = fleet.status()
+    if status is None:
+        return "interrupted while connecting: no server was asked to do anything"
     cycle = status.cycle
     when = f" in cycle {cycle.id} ({cycle.goal} of version {cycle.version})" if cycle else ""
     left = "; ".join(
@@ -255,7 +262,7 @@ def _serves(view: ServerView) -> bool:
 def _left(view: ServerView) -> str:
     """What to know of a server that does not serve."""
     if view.state is ServerState.OFFLINE:
-        return f"offline ({view.reason}): start it again" if view.reason else "not connected yet"
+        return f"offline ({view.reason}): start it again"
     facts: list[str] = [view.state.value]
     if view.condition.value != "healthy":
         facts.append(view.condition.value)

@@ -184,8 +184,8 @@ class FleetMachine(RuleBasedStateMachine):
     @rule()
     def another_fleet(self) -> None:
         """The fleet's owner lets go of it, and starts with fresh servers."""
-        self.wait(self.world.fleet.shutdown())
         self.check_journal()
+        self.wait(self.world.fleet.shutdown())
         for faults in self.faults:
             faults.armed.clear()
 

@@ -136,3 +136,17 @@ def test_a_demo_that_is_interrupted_leaves_nothing() -> None:
     assert process.returncode == 130
     assert err.count("\n") == 1
     assert "interrupted" in err
+
+
+def test_ctrl_c_while_connecting_says_that_nothing_was_done(
+    sim: Simulated, checkpoints: tuple[Path, Path]
+) -> None:
+    """A server that is not ready is waited for, which is told; an interrupt then changes nothing."""
+    url = sim.start()
+    sim.wait(sim.servers[url].engine.pause("abort"))
+    with started("run", "--server", url, "--weights", checkpoints[1]) as process:
+        assert first_line(process) == "waiting for the servers to be ready ...\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert err == "refitfsm: interrupted while connecting: no server was asked to do anything\n"
