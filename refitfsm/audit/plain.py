@@ -16,19 +16,35 @@ T = TypeVar("T")
 
 
 def plain(value: object) -> Plain:
-    """A value of the model as data that JSON can hold."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, frozenset):
-        return cast("list[Plain]", sorted(str(item) for item in value))
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        if names is not None:
-            return {name: plain(item) for name, item in zip(names, value, strict=True)}
-        return [plain(item) for item in value]
-    raise TypeError(f"{type(value).__name__} is no value of the model")
+    """A value of the model as data that JSON can hold.
+
+    Raises:
+        TypeError: it is no value of the model.
+    """
+    return _converter(type(value))(value)
+
+
+_SCALARS = (type(None), bool, int, float, str)
+
+
+@cache
+def _converter(kind: type) -> Callable[[object], Plain]:
+    """How values of one type become plain; looked up once for each type, since every record comes by."""
+    if kind in _SCALARS:
+        return lambda value: cast("Plain", value)
+    if issubclass(kind, str):
+        return str.__str__
+    if issubclass(kind, frozenset):
+        return lambda value: cast("Plain", sorted(map(str, cast("frozenset[object]", value))))
+    names = getattr(kind, "_fields", None)
+    if names is not None:
+        return lambda value: {
+            name: item if type(item) in _SCALARS else plain(item)
+            for name, item in zip(names, cast("tuple[Plain, ...]", value), strict=True)
+        }
+    if issubclass(kind, tuple):
+        return lambda value: [plain(item) for item in cast("tuple[object, ...]", value)]
+    raise TypeError(f"{kind.__name__} is no value of the model")
 
 
 def build(kind: type[T], data: object) -> T:
