@@ -148,9 +148,9 @@ class Controller:
             self._stop(error)
             raise
         self.fleet = decision.fleet
-        if self._emit is not None:
-            self._emit(decision.records)
         self._follow(decision, now_s)
+        if self._emit is not None:  # on its own: whoever listens cannot break a step
+            self._loop.call_soon(self._emit, decision.records)
         return decision
 
     def _check(self, decision: Decision) -> None:
@@ -213,7 +213,7 @@ class Controller:
         self._timer = None
         if self._stopped is None:
             self._step(Tick())
-            self._set_timer(next_deadline_s(self.fleet, self.rules))
+            self._set_timer(next_deadline_s(self.fleet))
 
     def _stop(self, why: BaseException) -> None:
         """Nothing is issued any more. What serves goes on serving."""

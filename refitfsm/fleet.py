@@ -12,9 +12,10 @@ from refitfsm import policies
 from refitfsm.audit.journal import FileJournal, Journal, NoJournal, header
 from refitfsm.audit.sink import Logger, LogSink
 from refitfsm.controller import Controller
+from refitfsm.drivers.base import ServerGone
 from refitfsm.drivers.http import HttpTransport
 from refitfsm.drivers.sglang import Encode, Load, SGLangDriver, encode_in_thread
-from refitfsm.drivers.transport import NotSent, Transport
+from refitfsm.drivers.transport import Transport
 from refitfsm.errors import ConfigError, ControllerClosed, NotServing, RequestFailed
 from refitfsm.generation import Generation, read_answer, request_body
 from refitfsm.model.fleet import FleetView, Goal, admits
@@ -27,6 +28,8 @@ from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest
 from refitfsm.weights.source import WeightSource
 
+VERSION_MAX = 2**53 - 1
+"""The largest whole number that every reader of JSON takes exactly."""
 GENERATE_S = 600.0
 """How long an answer may take, unless the caller says otherwise."""
 
@@ -61,6 +64,7 @@ class Fleet:
             name: SGLangDriver(
                 transport,
                 self.run_id,
+                server=name,
                 gpus=(gpus or {}).get(name, ()),
                 allow_unknown_version=allow_unknown_version,
                 encode=encode,
@@ -220,23 +224,25 @@ class Fleet:
             CommandRefused: not legal now; nothing was sent.
             CycleAborted: a server failed; the message says which, why, and what is left.
         """
-        if not isinstance(version, int) or isinstance(version, bool):
+        if not isinstance(version, int) or isinstance(version, bool) or version > VERSION_MAX:
             raise ConfigError(f"version {version!r}: give a whole number, such as the training step")
         try:
             source = as_source(weights)
             if source is not weights:
                 self._opened.append(source)
             if self._reference is None:
-                self._reference = server_manifest(self._running.fleet.servers.values()) or source.manifest
-            check_manifest(source.manifest, self._reference)
+                self._reference = server_manifest(self._running.fleet.servers.values())
+            check_manifest(source.manifest, self._reference or source.manifest)
             chunks = source.chunks(self.policy.policy.chunk_bytes_max)
             if self._running.fleet.cycle is None:  # else this refit is about to be refused
                 self._load(Load(source, chunks))
-            return await self._cycle(Request(Goal.REFIT, version, tuple(chunk.nbytes for chunk in chunks)))
+            report = await self._cycle(Request(Goal.REFIT, version, tuple(chunk.nbytes for chunk in chunks)))
         except WeightsError as error:
             raise ConfigError(f"weights: {error}") from error
         finally:
             self._unload()
+        self._reference = self._reference or source.manifest  # only weights that served are a measure
+        return report
 
     def _load(self, load: Load | None) -> None:
         for driver in self._drivers.values():
@@ -306,8 +312,8 @@ class Fleet:
         gate.enter()
         try:
             answer = await self._drivers[server].generate(body, timeout_s)
-        except NotSent as error:
-            self._running.report_death(server, f"nobody listens at its address ({error})")
+        except ServerGone as error:
+            self._running.report_death(server, str(error))
             raise RequestFailed(f"{server}: died; send the request again") from error
         except RequestFailed as error:
             raise RequestFailed(f"{server}: {error}") from error

@@ -21,7 +21,7 @@ def plain(value: object) -> Plain:
     Raises:
         TypeError: it is no value of the model.
     """
-    return _converter(type(value))(value)
+    return _converter(type(value))(value)  # type: ignore[arg-type]
 
 
 _SCALARS = (type(None), bool, int, float, str)

@@ -14,6 +14,8 @@ from refitfsm.model.records import FleetRecord, Record, Turn
 from refitfsm.model.table import Verdict
 from refitfsm.model.values import EventName
 
+logging.getLogger("refitfsm").addHandler(logging.NullHandler())
+
 
 class Logger(Protocol):
     """What is asked of a logger: structlog's bound loggers have it."""

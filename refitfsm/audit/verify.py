@@ -292,6 +292,7 @@ class _Auditor:
             failed=after.failed,
             given_up=after.given_up,
             reason=after.reason,
+            closes_s=after.closes_s,
             busy=after.busy,
         )
         if kept != after or after.failed[: len(before.failed)] != before.failed:

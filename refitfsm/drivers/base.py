@@ -15,6 +15,10 @@ class Observation(NamedTuple):
     report: Report = NOTHING_REPORTED
 
 
+class ServerGone(Exception):
+    """Nobody listens at the server's address any more."""
+
+
 class Driver(Protocol):
     """Carries out commands on one server. Called from one event loop, one command at a time."""
 
@@ -30,6 +34,7 @@ class Driver(Protocol):
         """Post a request to the server's /generate and return the answer's body.
 
         Raises:
+            ServerGone: its process is gone, before the request or during it.
             RequestFailed: no answer, or an answer that is an error.
         """
         ...

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from refitfsm.drivers import answers, dialect, labels
-from refitfsm.drivers.base import Observation
+from refitfsm.drivers.base import Observation, ServerGone
 from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport
 from refitfsm.errors import RequestFailed
 from refitfsm.model.records import Issued
@@ -22,6 +22,10 @@ from refitfsm.weights.source import RankPlace, WeightSource
 
 PROBE_S = 5.0
 """How long a harmless read may take."""
+HEALTH_AT_ONCE_S = 1.0
+"""A starting server answers /health sooner than this, and one that is up no sooner."""
+PROBE_PAUSES_S = (0.05, 0.2, 0.5)
+"""Between the tries of a harmless read."""
 POLL_FIRST_S, POLL_MAX_S = 0.02, 0.5
 """Between two tries of a flush or of /ready: doubling from the first to the last."""
 
@@ -67,6 +71,7 @@ class SGLangDriver:
     Args:
         transport: the server's HTTP interface.
         run_id: names this run in version labels.
+        server: the address the server is known by.
         gpus: the GPU UUID of each tensor parallel rank, in rank order, as far as known.
         allow_unknown_version: treat a version outside the known ones as the nearest.
         encode: how a push's body is built.
@@ -77,12 +82,14 @@ class SGLangDriver:
         transport: Transport,
         run_id: str,
         *,
+        server: str = "",
         gpus: tuple[str, ...] = (),
         allow_unknown_version: bool = False,
         encode: Encode = encode_in_thread,
     ) -> None:
         self._transport = transport
         self._run_id = run_id
+        self._server = server
         self._gpus = gpus
         self._allow_unknown_version = allow_unknown_version
         self._encode = encode
@@ -103,17 +110,18 @@ class SGLangDriver:
             return Observation(EventName.DIED, f"nobody listens at its address ({error})")
         except AnswerLost as error:
             return await self._after_loss(str(error))
-        except WeightsError as error:
-            return Observation(EventName.REFUSED, f"the weights cannot be sent: {error}")
         return observation
 
     async def generate(self, body: bytes, timeout_s: float) -> bytes:
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await self._transport.request("POST", "/generate", body)
-        except NotSent:
-            raise
+        except NotSent as error:
+            raise ServerGone(f"nobody listens at its address ({error})") from error
         except AnswerLost as error:
+            after = await self._after_loss(str(error))
+            if after.event is EventName.DIED:
+                raise ServerGone(after.detail) from error
             raise RequestFailed(f"the connection broke before the answer ({error}); send it again") from error
         except TimeoutError:
             raise RequestFailed(f"no answer within {timeout_s:g} s") from None
@@ -154,18 +162,31 @@ class SGLangDriver:
     async def _label(self) -> str:
         return str((await self._get("/model_info", "/get_model_info")).get("weight_version", ""))
 
-    async def _same_process(self) -> None:
-        """Whether the process that was enrolled still answers. Ends the command if not."""
+    async def _label_again(self) -> str:
+        """The label, read up to four times. Ends the command, unsent, if it cannot be read.
+
+        A read does no harm, and a command that is not sent after one leaves nothing unknown.
+        """
+        for wait_s in PROBE_PAUSES_S:
+            try:
+                return await self._label()
+            except (AnswerLost, TimeoutError, _Ended):
+                await asyncio.sleep(wait_s)
         try:
-            found = await self._label()
-        except TimeoutError:
-            raise _Ended(Observation(EventName.LOST, "/model_info did not answer")) from None
+            return await self._label()
+        except (AnswerLost, TimeoutError, _Ended) as error:
+            why = f"it was not sent: /model_info cannot be read ({error or 'no answer'})"
+            raise _Ended(Observation(EventName.REFUSED, why)) from error
+
+    async def _same_process(self) -> None:
+        """Whether the process that was enrolled still answers. Ends the command, unsent, if not."""
+        found = await self._label_again()
         if found not in self._labels:
             raise _Ended(
                 Observation(
                     EventName.DIED,
                     f"another process answers: its weights are labelled {found!r}, not {self._labels[-1]!r};"
-                    " it was restarted, or somebody else writes to it",
+                    " it was restarted, somebody else writes to it, or it is given under two addresses",
                 )
             )
 
@@ -187,7 +208,8 @@ class SGLangDriver:
             info = await self._get("/server_info", "/get_server_info")
             model = await self._get("/model_info", "/get_model_info")
             found = dialect.capabilities(info, model, allow_unknown_version=self._allow_unknown_version)
-            ready = await self._wait_until_up(info, found, issued.deadline_s)
+            self._check_gpus(found)
+            ready = await self._wait_until_up(found, issued.deadline_s)
         except dialect.Misfit as misfit:
             return Observation(EventName.REFUSED, str(misfit))
         except TimeoutError:
@@ -198,33 +220,40 @@ class SGLangDriver:
                 "it is not ready: still starting, or paused by somebody else; wait, or restart it",
                 Report(found, paused=True),
             )
-        stamp = labels.label(self._run_id, 0)
+        stamp = labels.stamp(self._run_id, self._server, str(model.get("weight_version", "")))
         body = _body({"new_version": stamp, "abort_all_requests": False})
         observation = await self._call(issued, "/update_weight_version", body, Report(found))
         if observation.event is EventName.ENROLLED:
             self._capabilities, self._labels = found, (stamp,)
         return observation
 
-    async def _wait_until_up(
-        self, info: Mapping[str, object], found: Capabilities, deadline_s: float
-    ) -> bool:
+    def _check_gpus(self, found: Capabilities) -> None:
+        """A payload too few kills the server: the GPUs that were named must be as many as its ranks."""
+        if self._gpus and len(self._gpus) != found.tp_size:
+            raise dialect.Misfit(
+                f"{len(self._gpus)} GPUs are named for it and it has {found.tp_size} tensor parallel ranks;"
+                " name one GPU for each rank, or none"
+            )
+
+    async def _wait_until_up(self, found: Capabilities, deadline_s: float) -> bool:
         """Wait for the end of the start-up's warm-up: a release during it kills the server.
 
         From 0.5.20 /ready tells. Before, /health does: while the server starts it answers at once and
         runs nothing, after that it runs one token; safe on a server that has all of its memory, which is
-        what enrolling one claims.
+        what enrolling one claims. Neither answers 200 on a server that somebody has paused.
         """
-        if info.get("skip_server_warmup") is True:
-            return True
         has_ready = dialect.parse_version(found.sglang_version) >= dialect.READY_FROM
         path = "/ready" if has_ready else "/health"
         loop = asyncio.get_running_loop()
         wait_s = POLL_FIRST_S
         while loop.time() + wait_s < deadline_s - PROBE_S:
+            asked_s = loop.time()
             async with asyncio.timeout_at(deadline_s):
                 reply = await self._transport.request("GET", path)
             if reply.status == 200:
                 return True
+            if not has_ready and loop.time() - asked_s > HEALTH_AT_ONCE_S:
+                return False  # it is up, and its probe waits at somebody's pause
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, POLL_MAX_S)
         return False
@@ -264,13 +293,15 @@ class SGLangDriver:
         command, load = issued.command, self.load
         if load is None or len(load.chunks) != command.chunks:
             return Observation(EventName.REFUSED, "no weights are loaded for this push")
-        if command.chunk == 0:
-            await self._same_process()
         chunk = load.chunks[command.chunk]
         known = self._gpus or (None,) * self._capabilities.tp_size
         ranks = tuple(RankPlace(rank, gpu) for rank, gpu in enumerate(known))
         new = labels.label(self._run_id, command.version) if chunk.index + 1 == chunk.count else ""
-        body = await self._encode(lambda: push_body(load.source, chunk, ranks, new))
+        try:
+            body = await self._encode(lambda: push_body(load.source, chunk, ranks, new))
+        except Exception as error:  # noqa: BLE001 - a source is anybody's code, and nothing was sent
+            return Observation(EventName.REFUSED, f"the weights cannot be made: {error or repr(error)}")
+        await self._same_process()
         if new:
             self._labels = (self._labels[0], new)
         observation = await self._call(issued, "/update_weights_from_tensor", body)

@@ -46,6 +46,9 @@ class Cycle(NamedTuple):
     """refit: bytes of each chunk that makes the model."""
     started_s: float = 0.0
     deadline_s: float = 0.0
+    """After this it takes no further step toward its goal."""
+    closes_s: float = 0.0
+    """After this nothing is issued and whatever is in flight counts as lost."""
     phase: Phase = Phase.WORKING
     failed: tuple[tuple[str, str], ...] = ()
     """Servers that dropped out, with the reason."""

@@ -69,12 +69,12 @@ def decide(fleet: FleetView, given: Input, now_s: float, rules: Rules) -> Decisi
     return Decision(plan.result(), tuple(plan.commands), tuple(plan.records), None, plan.closed)
 
 
-def next_deadline_s(fleet: FleetView, rules: Rules) -> float | None:
+def next_deadline_s(fleet: FleetView) -> float | None:
     """When the planner wants a Tick, or None."""
     times = [view.pending.deadline_s for view in fleet.servers.values() if view.pending]
     if fleet.cycle is not None:
         working = fleet.cycle.phase is Phase.WORKING
-        times.append(fleet.cycle.deadline_s + (0.0 if working else rules.grace_s))
+        times.append(fleet.cycle.deadline_s if working else fleet.cycle.closes_s)
     return min(times, default=None)
 
 
@@ -116,6 +116,7 @@ class _Plan:
             request.chunk_bytes,
             self.now_s,
             self.now_s + self.rules.cycle_s,
+            self.now_s + self.rules.cycle_s + self.rules.grace_s,
         )
         self.fleet = self.fleet._replace(cycle=cycle, last_cycle=number)
         self.turn(Turn.OPENED)
@@ -125,7 +126,9 @@ class _Plan:
         self.fleet = self.fleet._replace(cycle=self.fleet.cycle._replace(**changes))  # type: ignore[arg-type]
 
     def _abort(self, reason: str) -> None:
-        self._update(phase=Phase.ABORTING, reason=reason)
+        cycle = self.fleet.cycle
+        latest_s = max(cycle.closes_s, self.now_s + self.rules.grace_s) if cycle else 0.0
+        self._update(phase=Phase.ABORTING, reason=reason, closes_s=latest_s)
         self.turn(Turn.ABORTING, reason)
 
     def _drop(self, server: str, reason: str) -> None:
@@ -133,7 +136,10 @@ class _Plan:
         cycle = self.fleet.cycle
         if cycle is None or server not in cycle.members:
             return
-        if server not in cycle.failed_servers:  # the first error is the one that explains
+        again = server in cycle.failed_servers
+        if again and (cycle.phase is Phase.WORKING or server in cycle.given_up):
+            return
+        if not again:  # the first error is the one that explains
             self._update(failed=(*cycle.failed, (server, reason)))
         if cycle.phase is not Phase.WORKING:
             self._update(given_up=cycle.given_up | {server})
@@ -196,7 +202,7 @@ class _Plan:
         cycle = self.fleet.cycle
         if cycle is None or view.pending is not None or view.server not in cycle.members:
             return None
-        if self.now_s >= cycle.deadline_s + self.rules.grace_s or view.server in cycle.given_up:
+        if self.now_s >= cycle.closes_s or view.server in cycle.given_up:
             return None
         if cycle.phase is Phase.ABORTING:
             if not self._may_go_back(view):
@@ -214,7 +220,7 @@ class _Plan:
             return False
         command = step.command(view, cycle, self.rules)
         wait_s = self.rules.deadline_s(command.kind) + command.chunk_bytes / self.rules.push_bytes_per_s
-        deadline_s = min(self.now_s + wait_s, cycle.deadline_s + self.rules.grace_s)
+        deadline_s = min(self.now_s + wait_s, cycle.closes_s)
         asked = Event(EventName(command.kind.value), command, cycle.id, deadline_s=deadline_s)
         record = self._judged(server, asked)
         if record.verdict is not Verdict.TAKE:
@@ -261,11 +267,19 @@ class _Plan:
             touched = self.servers
 
     def _turn_over(self, cycle: Cycle) -> None:
-        """No server has anything left to do in this phase."""
-        if cycle.phase is Phase.WORKING and cycle.goal is not Goal.RELEASE:
+        """No server does anything any more in this phase."""
+        waiting = [name for name in cycle.members - cycle.failed_servers if not self._is_ready(name, cycle)]
+        if cycle.phase is Phase.WORKING and waiting:  # the time was up before they were ready
+            self._abort(f"not done within {self.rules.cycle_s:g} s: {', '.join(sorted(waiting))}")
+        elif cycle.phase is Phase.WORKING and cycle.goal is not Goal.RELEASE:
             self._commit(cycle)
         else:
             self._close()
+
+    def _is_ready(self, server: str, cycle: Cycle) -> bool:
+        """Whether a server has done all that the goal asks for before the commit."""
+        view = self.servers[server]
+        return view.pending is None and next_step(view, cycle, self.rules) is None
 
     def _commit(self, cycle: Cycle) -> None:
         ready = [view for name, view in self.servers.items() if name in cycle.members - cycle.failed_servers]

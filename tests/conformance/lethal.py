@@ -5,9 +5,8 @@ import base64
 import pickle
 from collections.abc import Awaitable
 
-from refitfsm.drivers.base import Observation
+from refitfsm.drivers.base import Observation, ServerGone
 from refitfsm.drivers.transport import AnswerLost, NotSent
-from refitfsm.errors import RequestFailed
 from refitfsm.model.states import Tag
 from refitfsm.model.values import CommandKind, EventName
 from tests.conformance.checks import Check
@@ -59,7 +58,7 @@ async def a_release_while_a_request_runs_kills(subject: Subject) -> None:
     await asyncio.sleep(RUNNING_S)
     await _dies(subject, subject.do(CommandKind.RELEASE, tags=frozenset({Tag.KV_CACHE})))
     result = (await asyncio.gather(request, return_exceptions=True))[0]
-    assert isinstance(result, RequestFailed), result
+    assert isinstance(result, ServerGone), result
 
 
 @lethal

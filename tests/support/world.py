@@ -130,3 +130,11 @@ class World:
 
     def serving(self) -> list[str]:
         return [view.server for view, _ in self.views() if view.state is ServerState.SERVING]
+
+    def serving_truly(self) -> list[str]:
+        """Servers that would answer a request now, whatever is believed of them."""
+        return [
+            name
+            for name, server in self.servers.items()
+            if server.truth.alive and not server.truth.gate_closed and not server.truth.memory.released
+        ]
