@@ -1,5 +1,8 @@
 """What each command is: whether it may be repeated, and what is known when its answer is lost.
 
+Before a pause, a release, a resume, a session, a chunk or a continue the driver reads the server's label
+with GET /model_info: a command meant for one process is not sent to the next one at its address.
+
 The retry rules, the deadlines' names and the documentation are read from here.
 """
 
@@ -33,7 +36,8 @@ class CommandSpec(NamedTuple):
 COMMANDS: dict[CommandKind, CommandSpec] = {
     CommandKind.ENROL: CommandSpec(
         LostMeans.REPEAT,
-        "read /server_info, /model_info and, where it exists, /ready; change nothing",
+        "read /server_info, /model_info, and /ready or /health; then POST /update_weight_version with a label by"
+        " which the process is known again",
         "version known, warm-up over, capabilities read",
     ),
     CommandKind.DRAIN: CommandSpec(
