@@ -36,7 +36,7 @@ class CommandSpec(NamedTuple):
 COMMANDS: dict[CommandKind, CommandSpec] = {
     CommandKind.ENROL: CommandSpec(
         LostMeans.REPEAT,
-        "read /server_info, /model_info, and /ready or /health; then POST /update_weight_version with a label by"
+        "read /server_info, /model_info, and /ready or /health; POST /update_weight_version with a label by"
         " which the process is known again",
         "version known, warm-up over, capabilities read",
     ),
