@@ -3,11 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from refitfsm.audit.sink import Logger
+from refitfsm.errors import ControllerClosed
 from refitfsm.fleet import GENERATE_S, Fleet
 from refitfsm.generation import Generation
 from refitfsm.pushes import Weights
@@ -29,21 +31,27 @@ class BlockingFleet:
 
     def __init__(self, make: Callable[[], Fleet]) -> None:
         """A fleet made by `make`, on the new loop. Most callers want `connect`."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="refitfsm", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
         self._closed = False
+        self._started: Future[Fleet] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live(make)), name="refitfsm", daemon=True
+        )
+        self._thread.start()
+        self._fleet = self._started.result()
 
-        async def start() -> Fleet:
-            fleet = make()
-            await fleet.__aenter__()
-            return fleet
-
+    async def _live(self, make: Callable[[], Fleet]) -> None:
+        """The life of the loop: the fleet, until it is shut down. What still runs then is cancelled."""
+        self._loop = asyncio.get_running_loop()
+        self._leave = asyncio.Event()
         try:
-            self._fleet = self._wait(start())
-        except BaseException:
-            self._end_loop()
-            raise
+            async with make() as fleet:
+                self._started.set_result(fleet)
+                await self._leave.wait()
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)  # the constructor raises it
 
     @classmethod
     def connect(
@@ -73,18 +81,18 @@ class BlockingFleet:
         )
 
     def _wait(self, work: Coroutine[object, object, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:  # the loop is not left between the question and the call
+            if self._closed:
+                work.close()
+                raise ControllerClosed("the fleet was shut down: make a new one")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise ControllerClosed("the fleet was shut down while this call waited") from None
         except BaseException:
-            future.cancel()  # the caller was interrupted: the wait ends, the cycle goes on to its end
+            future.cancel()  # the caller was interrupted
             raise
-
-    def _end_loop(self) -> None:
-        self._closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -96,11 +104,11 @@ class BlockingFleet:
 
     def shutdown(self) -> None:
         """See `Fleet.shutdown`."""
-        if not self._closed:
-            try:
-                self._wait(self._fleet.shutdown())
-            finally:
-                self._end_loop()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._leave.set)
+        self._thread.join()
 
     def release(self) -> CycleReport:
         """See `Fleet.release`."""

@@ -26,11 +26,20 @@ from refitfsm.model.laws import broken
 from refitfsm.model.records import FleetRecord, Issued, Record, ServerRecord, Turn
 from refitfsm.model.rules import Rules
 from refitfsm.model.values import DONE, CommandKind, Event, EventName, Report
-from refitfsm.planner.cycle import Decision, Input, ServerEvent, Tick, decide, next_deadline_s
+from refitfsm.planner.cycle import Abandon, Decision, Input, ServerEvent, Tick, decide, next_deadline_s
 from refitfsm.planner.requests import Request
 
 Emit = Callable[[tuple[Record, ...]], None]
 _GENERAL = (EventName.REFUSED, EventName.FAILED, EventName.LOST, EventName.DIED)
+
+
+async def _end_of(future: "asyncio.Future[Cycle]") -> None:
+    """Wait for the end, however often the wait is cancelled."""
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            continue
 
 
 class Timing(NamedTuple):
@@ -95,7 +104,8 @@ class Controller:
     async def run(self, request: Request) -> Cycle | None:
         """Run a cycle to its end. None when the goal was met already.
 
-        Cancelling the wait does not cancel the cycle: it goes on to its end, which is never far.
+        When the wait is cancelled the cycle takes no further step toward its goal, and the cancellation is
+        passed on once it has ended: nothing that was given for it is read any more then.
 
         Raises:
             CommandRefused: not legal now; nothing was sent.
@@ -108,7 +118,14 @@ class Controller:
             return decision.closed
         if self.fleet.cycle is None:
             return None
-        return await asyncio.shield(self._waiters[self.fleet.cycle.id])
+        future = self._waiters[self.fleet.cycle.id]
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if self._stopped is None:
+                self._step(Abandon("its caller was cancelled"))
+            await _end_of(future)
+            raise
 
     def report_death(self, server: str, why: str) -> None:
         """Somebody saw that a server's process is gone."""

@@ -25,11 +25,14 @@ class CommandRefused(RefitError):
     """What was asked is not legal now. Nothing was sent and nothing changed."""
 
     def __init__(self, server: str, state: str, rule: str, remedy: str) -> None:
-        super().__init__(f"{server} ({state}): refused, {rule} does not hold: {remedy}")
+        super().__init__(server, state, rule, remedy)  # as they came: an error may travel between processes
         self.server = server
         self.state = state
         self.rule = rule
         self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.server} ({self.state}): refused, {self.rule} does not hold: {self.remedy}"
 
 
 class CycleAborted(RefitError):

@@ -19,6 +19,7 @@ from refitfsm.drivers.transport import Transport
 from refitfsm.errors import ConfigError, ControllerClosed, NotServing, RequestFailed
 from refitfsm.generation import Generation, read_answer, request_body
 from refitfsm.model.fleet import FleetView, Goal, admits
+from refitfsm.model.rules import FailurePolicy
 from refitfsm.planner.cycle import is_reached
 from refitfsm.planner.requests import Request
 from refitfsm.pushes import Weights, as_source, check_manifest, server_manifest
@@ -60,6 +61,12 @@ class Fleet:
         """A fleet over transports that exist already. Most callers want `connect`."""
         self.run_id = run_id or secrets.token_hex(4)
         self.policy = policy
+        rules = policy.rules
+        if rules.on_failure is FailurePolicy.QUARANTINE and rules.floor > len(transports):
+            raise ConfigError(
+                f"policy {policy.name}: floor is {rules.floor} and there are {len(transports)} servers;"
+                " give more servers, or a lower floor"
+            )
         self._drivers = {
             name: SGLangDriver(
                 transport,
@@ -130,6 +137,7 @@ class Fleet:
             await self.start()
         except BaseException:
             await self.shutdown()
+            self._journal.set_aside()
             raise
         return self
 

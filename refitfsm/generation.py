@@ -38,7 +38,7 @@ def request_body(
     """The body of /generate for one prompt, as text or as token ids.
 
     Raises:
-        ConfigError: the prompt is empty, or neither text nor token ids.
+        ConfigError: the prompt is empty, or neither text nor token ids, or something is not JSON.
     """
     if not prompt:
         raise ConfigError("the prompt is empty: give text or at least one token id")
@@ -48,7 +48,12 @@ def request_body(
         given = {"input_ids": list(prompt)}
     else:
         raise ConfigError("the prompt is neither text nor a list of token ids")
-    return msgspec.json.encode({**options, **given, "sampling_params": sampling_params, "stream": False})
+    if sampling_params.get("n", 1) != 1:
+        raise ConfigError("sampling_params: n is one answer at a time here; ask n times")
+    try:
+        return msgspec.json.encode({**options, **given, "sampling_params": sampling_params, "stream": False})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the request cannot be written as JSON: {error}") from None
 
 
 def read_answer(server: str, run_id: str, body: bytes) -> Generation:

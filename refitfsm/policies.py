@@ -16,7 +16,8 @@ from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Tag
 from refitfsm.model.values import CommandKind, VerifyLevel
 
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
+"""Up to some four months: no deadline is endless."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -33,7 +34,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     push: Seconds = 60.0
     end: Seconds = 60.0
     verify: Seconds = 60.0
-    continue_: Annotated[float, msgspec.Meta(gt=0)] = msgspec.field(default=30.0, name="continue")
+    continue_: Seconds = msgspec.field(default=30.0, name="continue")
 
     def of(self, kind: CommandKind) -> float:
         """The deadline of one kind of command, in seconds."""
@@ -51,8 +52,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     attempts: Count = 3
     share_gpus: bool = False
     chunk_bytes_max: Count = 1 << 30
-    push_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] = 1e8
-    drain_budget_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    push_bytes_per_s: Annotated[float, msgspec.Meta(ge=1, le=1e15)] = 1e8
+    drain_budget_s: Annotated[float, msgspec.Meta(ge=0, le=1e7)] = 10.0
     cycle_s: Seconds = 600.0
     grace_s: Seconds = 60.0
     deadlines_s: Deadlines = Deadlines()
@@ -125,4 +126,11 @@ def _checked(path: Path, raw: dict[str, object]) -> Policy:
             f"policy {path}: deadlines_s.drain ({policy.deadlines_s.drain:g}) must be above drain_budget_s"
             f" ({policy.drain_budget_s:g}), or every slow drain counts as lost"
         )
+    if policy.cycle_s <= policy.drain_budget_s:
+        raise ConfigError(
+            f"policy {path}: cycle_s ({policy.cycle_s:g}) must be above drain_budget_s"
+            f" ({policy.drain_budget_s:g}), or a slow drain ends every cycle"
+        )
+    if len(set(policy.release)) != len(policy.release):
+        raise ConfigError(f"policy {path}: a tag is given twice in release; give each once")
     return policy

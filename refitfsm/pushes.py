@@ -26,6 +26,9 @@ def as_source(weights: Weights) -> WeightSource:
         from refitfsm.weights.torch_source import TorchSource  # noqa: PLC0415 - torch is optional
 
         return TorchSource(weights)
+    if not hasattr(weights, "payloads"):
+        kind = type(weights).__name__
+        raise WeightsError(f"{kind} is nothing to push: give a folder, a state dict or a weight source")
     return weights
 
 

@@ -61,8 +61,10 @@ def aborted(cycle: Cycle, fleet: FleetView) -> CycleAborted:
     why = "; ".join(f"{server}: {reason}" for server, reason in cycle.failed) or cycle.reason
     done = "committed on no server" if cycle.phase is Phase.COMMITTED else "aborted"
     count = sum(map(admits, views.values()))
+    waiting = [name for name, view in views.items() if not admits(view) and name not in (*lost, *mixed)]
     remedy = f"; restart {', '.join(lost)}" if lost else ""
     remedy += f"; refit again, or restart {', '.join(mixed)}" if mixed else ""
+    remedy += f"; paused until a refit or a resume: {', '.join(waiting)}" if waiting else ""
     return CycleAborted(
         f"cycle {cycle.id} ({cycle.goal} of version {cycle.version}) {done}: {why}; {count} of {len(views)}"
         f" servers serve version {fleet.serving_version}{remedy}",

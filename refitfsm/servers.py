@@ -22,17 +22,21 @@ def normal_url(url: str) -> str:
     Raises:
         ConfigError: it is no URL of a server.
     """
+    if not isinstance(url, str):
+        raise ConfigError(f"{type(url).__name__} is no URL of a server; write it as http://HOST:PORT")
     text = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(text)
-        port = parts.port
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")
     except ValueError as error:
-        raise ConfigError(f"{url}: is no URL of a server: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url}: is no URL of a server; write it as http://HOST:PORT")
+        raise ConfigError(f"a server's URL cannot be read ({error}); write it as http://HOST:PORT") from None
     if parts.username or parts.password or parts.query or parts.path.strip("/"):
-        raise ConfigError(f"{url}: write it as http://HOST:PORT; keys are given as api_key")
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+        # Not shown: what stands there may be a key.
+        raise ConfigError(f"the URL of {host}: write it as http://HOST:PORT; keys are given as api_key")
+    if parts.scheme not in ("http", "https") or not host or port == 0:
+        raise ConfigError(f"{url}: is no URL of a server; write it as http://HOST:PORT")
+    host = "127.0.0.1" if host == "localhost" else host
     shown = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{shown}:{port or (443 if parts.scheme == 'https' else 80)}"
 
@@ -49,6 +53,8 @@ def checked_specs(servers: Iterable[str | ServerSpec], *, share_gpus: bool) -> t
     Raises:
         ConfigError: there is none, one is given twice, or two stand on one GPU.
     """
+    if isinstance(servers, str):
+        raise ConfigError(f"{servers}: give a list of servers, not one text")
     specs: dict[str, ServerSpec] = {}
     holders: dict[str, str] = {}
     for given in servers:
@@ -56,6 +62,8 @@ def checked_specs(servers: Iterable[str | ServerSpec], *, share_gpus: bool) -> t
         url = normal_url(spec.url)
         if url in specs:
             raise ConfigError(f"{url}: is given twice; give each server once")
+        if len(set(map(normal_gpu, spec.gpus))) != len(spec.gpus):
+            raise ConfigError(f"{url}: a GPU is named twice; name one for each tensor parallel rank")
         for gpu in map(normal_gpu, spec.gpus):
             other = holders.setdefault(gpu, url)
             if other != url and not share_gpus:

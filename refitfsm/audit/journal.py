@@ -7,6 +7,7 @@ header, with the schema's version, the run, and the policy.
 The schema's history is in `docs/reference/audit.md`.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -33,7 +34,7 @@ class Journal(Protocol):
     def append(self, records: Sequence[Record], at_s: float) -> None:
         """Store records, in order.
 
-        `at_s` is seconds since the journal was opened.
+        `at_s` is seconds since the controller was started.
 
         Raises:
             AuditError: they could not be stored; nothing may be issued any more.
@@ -44,6 +45,10 @@ class Journal(Protocol):
         """Idempotent."""
         ...
 
+    def set_aside(self) -> None:
+        """Called on a closed journal whose fleet never came to be."""
+        ...
+
 
 class NoJournal:
     """Keeps nothing: for fleets whose owner wants no audit."""
@@ -51,6 +56,8 @@ class NoJournal:
     def append(self, records: Sequence[Record], at_s: float) -> None: ...
 
     def close(self) -> None: ...
+
+    def set_aside(self) -> None: ...
 
 
 def chain(previous: str, body: bytes) -> str:
@@ -131,6 +138,7 @@ class FileJournal:
         self._encoder = _Encoder()
         self._hash = GENESIS
         self._next = 0
+        self._bytes = 0
         try:
             self._file: io.FileIO | None = io.FileIO(self.path, "x")
         except FileExistsError:
@@ -163,14 +171,21 @@ class FileJournal:
             self.close()
             raise AuditError(f"{self.path}: cannot be written: {error.strerror}") from error
         if written != len(data):
+            os.ftruncate(self._file.fileno(), self._bytes)  # half a line would look like a forgery
             self.close()
             raise AuditError(f"{self.path}: cannot be written: the disk took only a part")
+        self._bytes += written
         self._next += len(bodies)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def set_aside(self) -> None:
+        """Make room for the next try: the file is kept as `NAME.failed`."""
+        with contextlib.suppress(OSError):
+            self.path.replace(self.path.with_name(self.path.name + ".failed"))
 
 
 class MemoryJournal:
@@ -191,3 +206,5 @@ class MemoryJournal:
             self._add(self._encoder.body(len(self.lines), at_s, record))
 
     def close(self) -> None: ...
+
+    def set_aside(self) -> None: ...

@@ -1,8 +1,9 @@
 """What `refitfsm run` does, and how it ended: the cycles on real servers, the servers' last states."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import ExitStack
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from refitfsm.cli.show import (
 from refitfsm.errors import CommandRefused, ConfigError, CycleAborted, RefitError
 from refitfsm.fleet import Fleet
 from refitfsm.generation import Generation
-from refitfsm.model.fleet import admits
+from refitfsm.model.fleet import Goal, admits
 from refitfsm.model.states import ServerState
 from refitfsm.model.values import CommandKind, ServerView
 from refitfsm.reports import CycleReport, FleetStatus
@@ -108,6 +109,7 @@ class Outcome:
     error: str = ""
     lost: tuple[str, ...] = ()
     """Servers that the error names already."""
+    interrupted: bool = False
     code: int = EXIT_OK
 
     def as_json(self) -> dict[str, Json]:
@@ -133,23 +135,51 @@ async def carry_out(target: Target, order: Order, screen: Screen) -> Outcome:
     loop = asyncio.get_running_loop()
     notice = loop.call_later(PATIENCE_S, screen.line, "waiting for the servers to be ready ...")
     try:
-        async with fleet:
-            notice.cancel()
-            try:
-                await _refits(fleet, manifests, order, screen, outcome)
-            finally:
-                outcome.status = fleet.status()
-    except asyncio.CancelledError:
-        outcome.code, outcome.error = EXIT_INTERRUPTED, _interrupted(outcome.status)
+        with _interruptible(fleet, outcome):
+            async with fleet:
+                notice.cancel()
+                try:
+                    await _refits(fleet, manifests, order, screen, outcome)
+                finally:
+                    if not outcome.interrupted:
+                        outcome.status = fleet.status()
     except RefitError as error:
-        if outcome.status is None:
+        if outcome.interrupted:
+            outcome.code, outcome.error = EXIT_INTERRUPTED, _interrupted(outcome.status)
+        elif outcome.status is None:
             raise
-        _failed(outcome, error)
+        else:
+            _failed(outcome, error)
     finally:
         notice.cancel()
     if outcome.status is not None:
         _judge(outcome, outcome.status)
     return outcome
+
+
+@contextmanager
+def _interruptible(fleet: Fleet, outcome: Outcome) -> Iterator[None]:
+    """Ctrl-C and SIGTERM let go of the servers at once, as they are: a command in flight may hang."""
+    loop = asyncio.get_running_loop()
+    closing: list[asyncio.Task[None]] = []
+
+    def interrupt() -> None:
+        if outcome.interrupted:
+            return
+        outcome.interrupted = True
+        status = fleet.status()
+        connecting = status.cycle is not None and status.cycle.goal is Goal.ENROL
+        outcome.status = None if connecting else status
+        closing.append(loop.create_task(fleet.shutdown()))
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 async def _refits(

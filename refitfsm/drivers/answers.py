@@ -1,5 +1,6 @@
 """How SGLang's answers are read: the status is not enough, the body is."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -12,8 +13,6 @@ WORDS_MAX = 300
 """Characters of a server's words that go into a detail."""
 
 _GATEWAY = (502, 503, 504)
-_SAY_SUCCESS = (CommandKind.BEGIN, CommandKind.PUSH, CommandKind.END)
-"""Commands whose answer says whether they succeeded: a 200 without that word proves nothing."""
 
 
 class Answer(NamedTuple):
@@ -22,8 +21,20 @@ class Answer(NamedTuple):
     status: int
     fields: dict[str, object]
     """The JSON object, or empty."""
+    value: object
+    """What the body holds: JSON, or text where it is none."""
     words: str
     """What the server said, short."""
+
+
+_SAYS_SUCCESS: dict[CommandKind, Callable[[Answer], bool]] = {
+    CommandKind.FLUSH: lambda answer: str(answer.value).startswith("Cache flushed"),
+    CommandKind.PAUSE: lambda answer: answer.fields.get("status") == "ok",
+    CommandKind.CONTINUE: lambda answer: answer.fields.get("status") == "ok",
+    CommandKind.RELEASE: lambda answer: answer.value is None,
+    CommandKind.RESUME: lambda answer: answer.value is None,
+}
+"""What SGLang says when it has done these; when it has done anything else it says `success: true`."""
 
 
 def read(reply: Reply) -> Answer:
@@ -37,7 +48,7 @@ def read(reply: Reply) -> Answer:
     if isinstance(said, dict):
         said = said.get("message", said)
     words = " ".join(str(said).split())[:WORDS_MAX]
-    return Answer(reply.status, fields, f"{reply.status}: {words}" if words else str(reply.status))
+    return Answer(reply.status, fields, data, f"{reply.status}: {words}" if words else str(reply.status))
 
 
 def judge(
@@ -48,8 +59,8 @@ def judge(
     A gateway's status is unknown: something between us and SGLang answered. A 400 is a refusal, except
     where SGLang says that it wrote before it failed.
     """
-    if answer.status in _GATEWAY:
-        return Observation(EventName.LOST, answer.words)
+    if answer.status in _GATEWAY or 300 <= answer.status < 400:
+        return Observation(EventName.LOST, f"something before the server answered {answer.words}")
     if answer.status == 200:
         return _of_200(answer, kind, Observation(done, "", report))
     if answer.status == 400 and kind is CommandKind.BEGIN and "already open" in answer.words:
@@ -60,13 +71,13 @@ def judge(
 
 
 def _of_200(answer: Answer, kind: CommandKind, good: Observation) -> Observation:
-    """A 200 is good where SGLang says nothing more, or says that it succeeded."""
-    said = answer.fields.get("success", None if kind in _SAY_SUCCESS else True)
-    if said is True:
+    """A 200 is good where it says what SGLang says: a login page answers 200 too."""
+    says = _SAYS_SUCCESS.get(kind)
+    if says(answer) if says else answer.fields.get("success") is True:
         return good
-    if said is None:
-        return Observation(EventName.LOST, f"the answer cannot be read: {answer.words}")
-    return Observation(EventName.FAILED, answer.words)
+    if answer.fields.get("success") is False:
+        return Observation(EventName.FAILED, answer.words)
+    return Observation(EventName.LOST, f"the answer is none of SGLang's: {answer.words}")
 
 
 def _wrote(answer: Answer, kind: CommandKind) -> bool:

@@ -4,11 +4,12 @@ Control calls open a connection each: SGLang's server closes idle ones after fiv
 that meets a closing connection ends without an answer, which for a release would mean a restart.
 """
 
+import errno
 import io
 
 import aiohttp
 
-from refitfsm.drivers.transport import AnswerLost, NotSent, Reply
+from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Unreachable
 
 KEEPALIVE_S = 3.0
 """Less than the five seconds after which SGLang closes idle connections."""
@@ -62,11 +63,14 @@ class HttpTransport:
         data = io.BytesIO(body) if body is not None else None
         try:
             async with session.request(
-                method, self._url + path, data=data, headers=self._headers(path)
+                method, self._url + path, data=data, headers=self._headers(path), allow_redirects=False
             ) as response:
                 return Reply(response.status, await response.read())
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise NotSent(_reason(error)) from error
+        except aiohttp.ClientConnectorError as error:
+            refused = error.os_error.errno == errno.ECONNREFUSED
+            raise (NotSent if refused else Unreachable)(_reason(error)) from error
+        except (aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL, UnicodeError) as error:
+            raise Unreachable(_reason(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise AnswerLost(_reason(error)) from error
 

@@ -11,7 +11,7 @@ import msgspec
 
 from refitfsm.drivers import answers, dialect, labels
 from refitfsm.drivers.base import Observation, ServerGone
-from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport
+from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport, TransportError, Unreachable
 from refitfsm.errors import RequestFailed
 from refitfsm.model.records import Issued
 from refitfsm.model.states import Tag
@@ -108,6 +108,8 @@ class SGLangDriver:
             return ended.observation
         except NotSent as error:
             return Observation(EventName.DIED, f"nobody listens at its address ({error})")
+        except Unreachable as error:
+            return Observation(EventName.REFUSED, f"it was not sent: {error}")
         except AnswerLost as error:
             return await self._after_loss(str(error))
         return observation
@@ -118,6 +120,8 @@ class SGLangDriver:
                 reply = await self._transport.request("POST", "/generate", body)
         except NotSent as error:
             raise ServerGone(f"nobody listens at its address ({error})") from error
+        except Unreachable as error:
+            raise RequestFailed(f"the request could not be sent ({error}); send it again") from error
         except AnswerLost as error:
             after = await self._after_loss(str(error))
             if after.event is EventName.DIED:
@@ -170,11 +174,11 @@ class SGLangDriver:
         for wait_s in PROBE_PAUSES_S:
             try:
                 return await self._label()
-            except (AnswerLost, TimeoutError, _Ended):
+            except (AnswerLost, Unreachable, TimeoutError, _Ended):
                 await asyncio.sleep(wait_s)
         try:
             return await self._label()
-        except (AnswerLost, TimeoutError, _Ended) as error:
+        except (AnswerLost, Unreachable, TimeoutError, _Ended) as error:
             why = f"it was not sent: /model_info cannot be read ({error or 'no answer'})"
             raise _Ended(Observation(EventName.REFUSED, why)) from error
 
@@ -197,8 +201,8 @@ class SGLangDriver:
                 await self._transport.request("GET", "/model_info")
         except NotSent:
             return Observation(EventName.DIED, f"the server died during the call ({why})")
-        except (AnswerLost, TimeoutError):
-            return Observation(EventName.LOST, why)
+        except (AnswerLost, Unreachable, TimeoutError):
+            pass
         return Observation(EventName.LOST, why)
 
     # -- commands ------------------------------------------------------------------------------------
@@ -209,7 +213,8 @@ class SGLangDriver:
             model = await self._get("/model_info", "/get_model_info")
             found = dialect.capabilities(info, model, allow_unknown_version=self._allow_unknown_version)
             self._check_gpus(found)
-            ready = await self._wait_until_up(found, issued.deadline_s)
+            known = str(model.get("weight_version", "")).startswith(labels.PREFIX + ":")
+            ready = await self._wait_until_up(found, issued.deadline_s, known=known)
         except dialect.Misfit as misfit:
             return Observation(EventName.REFUSED, str(misfit))
         except TimeoutError:
@@ -235,12 +240,13 @@ class SGLangDriver:
                 " name one GPU for each rank, or none"
             )
 
-    async def _wait_until_up(self, found: Capabilities, deadline_s: float) -> bool:
+    async def _wait_until_up(self, found: Capabilities, deadline_s: float, *, known: bool) -> bool:
         """Wait for the end of the start-up's warm-up: a release during it kills the server.
 
         From 0.5.20 /ready tells. Before, /health does: while the server starts it answers at once and
         runs nothing, after that it runs one token; safe on a server that has all of its memory, which is
-        what enrolling one claims. Neither answers 200 on a server that somebody has paused.
+        what enrolling one claims. Neither answers 200 on a server that somebody has paused; one that is
+        `known` to have been enrolled before is past its start, and is not waited for.
         """
         has_ready = dialect.parse_version(found.sglang_version) >= dialect.READY_FROM
         path = "/ready" if has_ready else "/health"
@@ -252,8 +258,8 @@ class SGLangDriver:
                 reply = await self._transport.request("GET", path)
             if reply.status == 200:
                 return True
-            if not has_ready and loop.time() - asked_s > HEALTH_AT_ONCE_S:
-                return False  # it is up, and its probe waits at somebody's pause
+            if known or (not has_ready and loop.time() - asked_s > HEALTH_AT_ONCE_S):
+                return False  # it is up, and stands at somebody's pause
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, POLL_MAX_S)
         return False
@@ -311,13 +317,15 @@ class SGLangDriver:
 
     async def _verify(self, issued: Issued) -> Observation:
         try:
-            version = labels.version_of(await self._label(), self._run_id)
+            found = await self._label()
         except TimeoutError:
             return Observation(EventName.LOST, "/model_info did not answer")
         checksum = ""
         if issued.command.level is VerifyLevel.CHECKSUM:
             checksum = await self._checksum(issued)
-        return Observation(EventName.VERIFIED, "", Report(version=version, checksum=checksum))
+        version = labels.version_of(found, self._run_id)
+        said = f"the label read back is {found!r}"
+        return Observation(EventName.VERIFIED, said, Report(version=version, checksum=checksum))
 
     async def _checksum(self, issued: Issued) -> str:
         reply = await self._transport.request("POST", "/weights_checker", _body({"action": "checksum"}))
@@ -346,7 +354,7 @@ class SGLangDriver:
             async with asyncio.timeout(PROBE_S):
                 if (await self._transport.request("GET", "/ready")).status == 503:
                     await self._transport.request("GET", "/health")
-        except (NotSent, AnswerLost, TimeoutError):
+        except (TransportError, TimeoutError):
             return
 
 

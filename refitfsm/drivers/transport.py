@@ -22,6 +22,10 @@ class NotSent(TransportError):
     """The connection was refused: the server has seen nothing of the request."""
 
 
+class Unreachable(TransportError):
+    """The request could not be sent, which says nothing of the server: no file descriptor, no name found."""
+
+
 class AnswerLost(TransportError):
     """The request left and the connection broke: whether it was applied is not known."""
 
@@ -36,6 +40,7 @@ class Transport(Protocol):
 
         Raises:
             NotSent: the connection was refused.
+            Unreachable: it could not be sent for another reason.
             AnswerLost: the connection broke after the request was sent.
         """
         ...

@@ -181,6 +181,12 @@ def quarantine(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
 
 
 @_effect
+def note_reason(view: ServerView, event: Event, _facts: Facts) -> ServerView:
+    """Why, in words."""
+    return view._replace(reason=event.detail)
+
+
+@_effect
 def suspect(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
     """Nothing is sent to it before a restart."""
     return view._replace(condition=Condition.SUSPECT)

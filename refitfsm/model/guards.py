@@ -210,6 +210,16 @@ def answer_is_expected(view: ServerView, event: Event, _facts: Facts) -> bool:
     return general or event.name is DONE[pending.command.kind]
 
 
+@_guard("nothing of this cycle was written to it")
+def cycle_has_written(view: ServerView, event: Event, _facts: Facts) -> bool:
+    return view.content.cycle == event.cycle
+
+
+@_guard("something of this cycle was written to it already")
+def cycle_has_not_written(view: ServerView, event: Event, _facts: Facts) -> bool:
+    return view.content.cycle != event.cycle
+
+
 @_guard("the last chunk is still to come")
 def chunk_is_last(view: ServerView, _event: Event, _facts: Facts) -> bool:
     return view.pending is not None and view.pending.command.chunk + 1 == view.pending.command.chunks

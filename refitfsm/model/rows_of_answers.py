@@ -30,7 +30,28 @@ ROWS: tuple[Row, ...] = (
     ),
     *take(OFFLINE, E.ENROLLED, _EXPECTED, ("drop_command",), "A paused server belongs to somebody else."),
     *take(SERVING, E.DRAINED, _EXPECTED, ("close_gate", *_OK), "What still runs is aborted by the pause."),
-    *take(PAUSABLE, E.PAUSED, _EXPECTED, ("note_pause", *_OK), "Strangers' requests wait from here on."),
+    *take(
+        (SERVING, STAGED),
+        E.PAUSED,
+        _EXPECTED,
+        ("note_pause", *_OK),
+        "Strangers' requests wait from here on.",
+    ),
+    *take(
+        REBUILT,
+        E.PAUSED,
+        (*_EXPECTED, "cache_is_empty"),
+        ("note_pause", *_OK),
+        "Paused, and the cache still empty.",
+    ),
+    *take(
+        REBUILT,
+        E.PAUSED,
+        _EXPECTED,
+        ("note_pause", *_OK),
+        "It may have gone on meanwhile: its cache has to be confirmed empty once more.",
+        STAGED,
+    ),
     *take(
         STAGED,
         E.FLUSHED,
@@ -88,7 +109,7 @@ ROWS: tuple[Row, ...] = (
     *take(
         ONLINE,
         E.REFUSED,
-        (*_EXPECTED, "refusal_is_of_an_open_session"),
+        (*_EXPECTED, "refusal_is_of_an_open_session", "cycle_has_not_written"),
         ("note_foreign_session", *_OK),
         "A session was left open by somebody who is gone: it is ended, then ours begins.",
         STAGED,
@@ -143,10 +164,17 @@ ROWS: tuple[Row, ...] = (
     ),
     *take(EVERYWHERE, E.LOST, _EXPECTED, ("drop_command",), "The command may be repeated."),
     *take(EVERYWHERE, E.DIED, (), ("take_offline",), "The process is gone.", OFFLINE),
+    *take(
+        (STAGED, REBUILT),
+        E.UNCOMMITTED,
+        ("cycle_has_written",),
+        ("quarantine", "note_reason"),
+        "It holds weights that the fleet did not commit: a proved full push, or a restart, leads out.",
+    ),
     *(
         row
         for event in E
         if event not in REQUESTS and event is not E.DIED
-        for row in ignore(EVERYWHERE, event, "An answer to no command in flight is recorded and dropped.")
+        for row in ignore(EVERYWHERE, event, "It changes nothing here, and is recorded.")
     ),
 )

@@ -83,6 +83,8 @@ class EventName(StrEnum):
     FAILED = "failed"
     LOST = "lost"
     DIED = "died"
+    UNCOMMITTED = "uncommitted"
+    """The cycle ended without a commit."""
 
 
 REQUESTS: tuple[EventName, ...] = tuple(EventName(kind.value) for kind in CommandKind)

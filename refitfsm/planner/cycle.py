@@ -31,7 +31,13 @@ class Tick(NamedTuple):
     """Time has passed; the time itself comes with every input."""
 
 
-Input = Request | ServerEvent | Tick
+class Abandon(NamedTuple):
+    """Whoever asked for the open cycle does not want it any more."""
+
+    reason: str
+
+
+Input = Request | ServerEvent | Tick | Abandon
 
 
 class Decision(NamedTuple):
@@ -63,6 +69,8 @@ def decide(fleet: FleetView, given: Input, now_s: float, rules: Rules) -> Decisi
         plan.happen(given.server, given.event)
         if plan.fleet.cycle is not None and plan.fleet.cycle.phase is phase:
             touched = (given.server,)
+    elif isinstance(given, Abandon):
+        plan.abandon(given.reason)
     else:
         plan.expire()
     plan.advance(touched)
@@ -130,6 +138,11 @@ class _Plan:
         latest_s = max(cycle.closes_s, self.now_s + self.rules.grace_s) if cycle else 0.0
         self._update(phase=Phase.ABORTING, reason=reason, closes_s=latest_s)
         self.turn(Turn.ABORTING, reason)
+
+    def abandon(self, reason: str) -> None:
+        """Take no further step toward the goal. After the commit there is nothing left to give up."""
+        if self.fleet.cycle is not None and self.fleet.cycle.phase is Phase.WORKING:
+            self._abort(reason)
 
     def _drop(self, server: str, reason: str) -> None:
         """A server drops out of the open cycle, and the policy says what that means for the others."""
@@ -291,6 +304,11 @@ class _Plan:
         self.turn(Turn.COMMITTED, serving=cycle.version)
 
     def _close(self) -> None:
+        cycle = self.fleet.cycle
+        if cycle is not None and cycle.phase is Phase.ABORTING:
+            for name in [name for name in self.servers if name in cycle.members]:
+                ended = Event(EventName.UNCOMMITTED, cycle=cycle.id, detail=f"not committed: {cycle.reason}")
+                self._judged(name, ended)
         self.closed = self.fleet.cycle
         self.turn(Turn.CLOSED)
         self.fleet = self.fleet._replace(cycle=None)

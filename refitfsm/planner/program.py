@@ -146,7 +146,7 @@ REBUILD_KEPT = REBUILD._replace(needed=lambda view, _c, _r: view.state is Server
 PROGRAMS: dict[Goal, tuple[Step, ...]] = {
     Goal.ENROL: (ENROL,),
     Goal.RELEASE: (DRAIN, PAUSE, END_FOREIGN, FLUSH, RELEASE),
-    Goal.RESUME: (RESUME_WEIGHTS, VERIFY, RESUME_REST, REBUILD),
+    Goal.RESUME: (FINISH_DRAIN, RESUME_WEIGHTS, VERIFY, RESUME_REST, REBUILD),
     Goal.REFIT: (
         DRAIN,
         PAUSE,

@@ -41,13 +41,14 @@ def _first(fleet: FleetView, wrong: Callable[[ServerView], bool]) -> ServerView 
     return next((view for view in fleet.servers.values() if wrong(view)), None)
 
 
-def _too_few(fleet: FleetView, _request: Request, rules: Rules) -> str | None:
-    count = sum(map(usable, fleet.servers.values()))
-    return None if count >= max(1, rules.floor) else f"{count} of {len(fleet.servers)} servers usable"
-
-
 def _spared(rules: Rules) -> bool:
     return rules.on_failure is FailurePolicy.QUARANTINE
+
+
+def _too_few(fleet: FleetView, _request: Request, rules: Rules) -> str | None:
+    count = sum(map(usable, fleet.servers.values()))
+    floor = max(1, rules.floor) if _spared(rules) else 1
+    return None if count >= floor else f"{count} of {len(fleet.servers)} servers usable"
 
 
 NO_CYCLE_IS_OPEN = FleetGuard(
@@ -79,7 +80,7 @@ VERSION_IS_NEWER = FleetGuard(
     lambda fleet, request, _r: (
         None if request.version > fleet.serving_version else f"version {fleet.serving_version} is served"
     ),
-    "give a higher version; to serve the same weights again, resume the fleet",
+    "give a higher version",
 )
 MODEL_HAS_CHUNKS = FleetGuard(
     "model_has_chunks",
@@ -97,7 +98,7 @@ WEIGHTS_WERE_KEPT = FleetGuard(
             )
         ),
     ),
-    "their weights are not what the fleet serves: refit instead of resume",
+    "their weights are not what the fleet serves: refit, with a higher version",
 )
 
 GOAL_GUARDS: dict[Goal, tuple[FleetGuard, ...]] = {

@@ -9,6 +9,7 @@ A script is a list of lines that start with `>`; what follows each is what the p
     > answer a ok                          the command in flight to `a` ended well; or refused, failed, lost
     > all ok                               answer everything, server by server, until nothing is in flight
     > die a                                a process is gone
+    > abandon                              whoever asked for the cycle leaves
     > time 61                              time moves to this second
     > show a                               what is believed of a server
 """
@@ -23,7 +24,7 @@ from refitfsm.model.records import Issued, ServerRecord
 from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.table import Verdict
 from refitfsm.model.values import DONE, Capabilities, Command, CommandKind, Event, EventName, Report
-from refitfsm.planner.cycle import Decision, Input, ServerEvent, Tick, decide
+from refitfsm.planner.cycle import Abandon, Decision, Input, ServerEvent, Tick, decide
 from refitfsm.planner.requests import Request
 
 
@@ -85,6 +86,9 @@ class Script:
 
     def do_die(self, server: str) -> Iterator[str]:
         yield from self.decide(ServerEvent(server, Event(EventName.DIED, detail="killed")))
+
+    def do_abandon(self) -> Iterator[str]:
+        yield from self.decide(Abandon("its caller was cancelled"))
 
     def do_time(self, now_s: str) -> Iterator[str]:
         self.now_s = float(now_s)

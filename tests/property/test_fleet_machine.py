@@ -37,6 +37,9 @@ FAULTS = (
     "hang-before",
     "hang-after",
     "duplicate",
+    "garble",
+    "slow=5",
+    "slow=300",
 )
 DEADLY = ("kill", "kill-after")
 PROMPTS = ([1, 2, 3], [1, 2, 3, 4], [9])

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from refitfsm import CommandRefused, NotServing
+from refitfsm.sim.config import SimConfig
 from refitfsm.sim.loop import run
-from tests.support.world import World
+from tests.support.world import TinySource, World
 
 VERSIONS = ("0.5.12", "0.5.16", "0.5.23")
 GREEDY = {"temperature": 0, "max_new_tokens": 6}
@@ -72,18 +73,28 @@ def test_a_second_cycle_is_refused_while_one_is_open() -> None:
     run(life())
 
 
-def test_a_cancelled_refit_still_ends() -> None:
-    """Cancelling the wait for a refit leaves no server paused: the cycle goes on to its commit."""
+@pytest.mark.parametrize("policy", ["colocated", "always_on"])
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.01, 0.02, 0.03])
+def test_a_cancelled_refit_ends_before_its_weights_are_free(policy: str, after_s: float) -> None:
+    """Cancelling a refit ends its cycle: nothing reads the weights after, and the next refit commits."""
 
     async def life() -> None:
-        world = World(2)
+        config = SimConfig(memory_saver=policy == "colocated", skip_warmup=True)
+        world = World(2, policy, config=config)
         async with world.fleet as fleet:
+            await fleet.release()
             task = asyncio.create_task(world.refit(1))
-            await asyncio.sleep(0)
+            await asyncio.sleep(after_s)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert (await fleet.generate([1], wait_s=60)).version == 1
+            assert fleet.status().cycle is None
+            world.check()
+            reads = TinySource.reads
+            await asyncio.sleep(100)
+            assert TinySource.reads == reads
+            await world.refit(2)
+            assert (await fleet.generate([1])).version == 2
             world.check()
 
     run(life())

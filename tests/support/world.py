@@ -31,6 +31,8 @@ class TinySource:
     """The tiny model's weights of one seed. Encodings are kept for the whole test run."""
 
     load_format: str | None = None
+    reads = 0
+    """How often any of them was read."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -48,6 +50,7 @@ class TinySource:
         return plan_chunks(self.manifest, min(chunk_bytes_max, CHUNK_BYTES))
 
     def payloads(self, chunk: ChunkPlan, ranks: tuple[RankPlace, ...]) -> tuple[bytes, ...]:
+        TinySource.reads += 1
         return (_encoded(self.seed, chunk.names),) * len(ranks)
 
     def close(self) -> None: ...
