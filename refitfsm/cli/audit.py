@@ -43,10 +43,11 @@ def verify(
 
 def verdict(found: Verified) -> str:
     """What a log that holds has in it, in one line."""
+    ends = f"; ends inside cycle {found.open_cycle}" if found.open_cycle else ""
     return (
         f"{found.records} records of {_count(found.servers, 'server')} over {found.last_at_s:.1f} s;"
         f" {_count(found.cycles, 'cycle')} ({_count(found.committed, 'commit')}, {found.aborted} aborted);"
-        f" serves version {found.serving_version}"
+        f" serves version {found.serving_version}{ends}"
     )
 
 

@@ -35,6 +35,7 @@ class HttpTransport:
         self._api_key = api_key
         self._admin_api_key = admin_api_key
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        self._closed = False
 
     def _session(self, *, generates: bool) -> aiohttp.ClientSession:
         session = self._sessions.get(generates)
@@ -59,6 +60,8 @@ class HttpTransport:
         return headers
 
     async def request(self, method: str, path: str, body: bytes | None = None) -> Reply:
+        if self._closed:
+            raise Unreachable("the connection was closed by its owner")
         session = self._session(generates=path == "/generate")
         data = io.BytesIO(body) if body is not None else None
         try:
@@ -75,6 +78,7 @@ class HttpTransport:
             raise AnswerLost(_reason(error)) from error
 
     async def aclose(self) -> None:
+        self._closed = True
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             await session.close()

@@ -1,6 +1,7 @@
 """A journal holds or does not: nothing that was changed afterwards is accepted."""
 
 import random
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,48 @@ def test_a_forged_fact_is_found_even_with_fitting_hashes(lines: list[bytes], old
             verify(rechained([*lines[:index], forged, *lines[index + 1 :]]))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "new"),
+    [
+        (rb'"guards":\[\[.*?\]\],', b'"guards":[],'),
+        (rb'"rule":""', b'"rule":"whatever"'),
+        (rb'"n":7,', b'"n":true,'),
+        (rb'"closes_s":[0-9.]+', b'"closes_s":9e9'),
+        (rb'"members":\["a","b"\]', b'"members":["a"]'),
+        (rb'"failed":\[\],"reason"', b'"failed":[["a","made up"]],"reason"'),
+    ],
+)
+def test_a_forged_cycle_or_judgement_is_found_even_with_fitting_hashes(
+    lines: list[bytes], pattern: bytes, new: bytes
+) -> None:
+    """What a record says of its judgement and of its cycle is judged again, against the policy too."""
+    places = [index for index, line in enumerate(lines) if re.search(pattern, line)]
+    assert places
+    for index in places:
+        forged = re.sub(pattern, new, lines[index], count=1)
+        with pytest.raises(AuditError):
+            verify(rechained([*lines[:index], forged, *lines[index + 1 :]]))
+
+
+def test_a_journal_that_ends_in_a_cycle_says_so(lines: list[bytes]) -> None:
+    """A journal cut between two lines holds as far as it goes, and names the cycle it ends in."""
+    at = next(index for index, line in enumerate(lines) if b'"event":{"name":"begun"' in line)
+    assert verify(lines[: at + 1]).open_cycle == 3
+    assert verify(lines).open_cycle == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 5000 + b"]" * 5000, b'{"n":1,"at_s":1' + b"0" * 400 + b"}"],
+    ids=["deep nesting", "an endless number"],
+)
+def test_absurd_lines_are_an_error_like_any_other(lines: list[bytes], body: bytes) -> None:
+    """Deep nesting and endless numbers are a verdict, not a crash."""
+    hashed = chain(msgspec.json.decode(lines[0])["hash"], body)
+    with pytest.raises(AuditError):
+        verify([lines[0], b'{"hash":"%s","body":%s}' % (hashed.encode(), body)])
+
+
 def test_a_cut_line_an_empty_file_and_a_newer_schema_are_named(lines: list[bytes]) -> None:
     """What is no whole journal of this schema gets a clear error."""
     with pytest.raises(AuditError, match="cut off"):
@@ -184,6 +227,7 @@ def test_a_full_disk_is_an_error_and_not_a_silent_gap(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with pytest.raises(AuditError, match="closed"):
         journal.append(next(lives())[1], 0.0)
+    assert verify_file(tmp_path / "audit.jsonl").records == 1
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
