@@ -120,7 +120,8 @@ def _checked(path: Path, raw: dict[str, object]) -> Policy:
         policy = msgspec.convert(raw, Policy)
     except msgspec.ValidationError as error:
         keys = ", ".join(Policy.__struct_encode_fields__)
-        raise ConfigError(f"policy {path}: {error}; keys are {keys}") from None
+        known = f"; keys are {keys}" if "field" in str(error) else ""
+        raise ConfigError(f"policy {path}: {error}{known}") from None
     if policy.deadlines_s.drain <= policy.drain_budget_s:
         raise ConfigError(
             f"policy {path}: deadlines_s.drain ({policy.deadlines_s.drain:g}) must be above drain_budget_s"

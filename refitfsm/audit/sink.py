@@ -68,11 +68,12 @@ class LogSink:
     def _turn(self, record: FleetRecord) -> None:
         cycle = record.cycle
         bad = record.turn in (Turn.ABORTING, Turn.DROPPED, Turn.REFUSED)
+        about = {"cycle": cycle.id, "goal": cycle.goal.value} if cycle else {}
+        reason = {"reason": record.reason} if record.reason else {}
         self._logger.log(
             logging.WARNING if bad else logging.INFO,
             f"cycle {record.turn.value}",
-            cycle=cycle.id if cycle else 0,
-            goal=cycle.goal.value if cycle else "",
-            version=record.serving_after,
-            reason=record.reason,
+            serving_version=record.serving_after,
+            **about,
+            **reason,
         )

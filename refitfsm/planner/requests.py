@@ -140,7 +140,8 @@ def refusal(fleet: FleetView, request: Request, rules: Rules) -> Refusal | None:
         culprit = guard.broken_by(fleet, request, rules)
         if isinstance(culprit, ServerView):
             why = f" ({culprit.reason})" if culprit.reason else ""
-            state = f"{culprit.state}, {culprit.condition}{why}"
+            offline = culprit.state is ServerState.OFFLINE
+            state = f"{culprit.state}{'' if offline else f', {culprit.condition}'}{why}"
             return Refusal(culprit.server, state, guard.name, guard.remedy)
         if culprit is not None:
             return Refusal("fleet", culprit, guard.name, guard.remedy)
