@@ -176,8 +176,9 @@ def spoil_content(view: ServerView, event: Event, _facts: Facts) -> ServerView:
 
 @_effect
 def quarantine(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
-    """Only a full push that is proved, or a restart, leads out."""
-    return view._replace(condition=Condition.QUARANTINED)
+    """Only a full push that is proved, or a restart, leads out. A suspect stays suspect, which is worse."""
+    worse = view.condition in (Condition.SUSPECT, Condition.RETIRED)
+    return view if worse else view._replace(condition=Condition.QUARANTINED)
 
 
 @_effect

@@ -167,7 +167,7 @@ ROWS: tuple[Row, ...] = (
     *take(
         (STAGED, REBUILT),
         E.UNCOMMITTED,
-        ("cycle_has_written",),
+        ("server_is_trusted", "cycle_has_written"),
         ("quarantine", "note_reason"),
         "It holds weights that the fleet did not commit: a proved full push, or a restart, leads out.",
     ),

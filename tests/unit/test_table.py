@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from refitfsm.machine import Referee
+from refitfsm.model.effects import EFFECTS
 from refitfsm.model.guards import GUARDS, Guard
-from refitfsm.model.states import ServerState
+from refitfsm.model.states import Condition, ServerState
 from refitfsm.model.table import ROWS, TABLE, Row, Verdict
 from refitfsm.model.values import Command, CommandKind, Event, EventName, Facts, ServerView
 from refitfsm.planner.judge import judge
@@ -73,6 +74,16 @@ def test_the_machine_has_no_edge_that_is_not_in_the_table(referee: Referee) -> N
         for transition in rows
     ]
     assert len(transitions) == sum(row.verdict is not Verdict.REFUSE for row in ROWS)
+
+
+def test_no_effect_makes_a_suspect_trusted() -> None:
+    """What a suspect did last stays unknown, whatever happens, until its process is another."""
+    view = ServerView("s", condition=Condition.SUSPECT)
+    event = Event(EventName.VERIFIED, Command(CommandKind.ENROL), detail="why")
+    cleared = {
+        name for name, act in EFFECTS.items() if act(view, event, Facts()).condition is not view.condition
+    }
+    assert cleared == {"note_enrolment", "take_offline"}
 
 
 def test_every_state_can_be_left_and_reached() -> None:
