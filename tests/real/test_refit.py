@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from refitfsm import CommandRefused, ConfigError, CycleAborted, Fleet, NotServin
 from refitfsm.audit.verify import verify_file
 from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.model.values import CommandKind
-from tests.real.server import Greedy, RealServer, ServeReal, call, side_by_side
+from tests.real.server import Greedy, RealServer, ServeReal, call, members, side_by_side
 
 PROMPT = (5, 6, 7)
 TOKENS = 8
@@ -196,6 +197,44 @@ def test_a_server_killed_in_mid_cycle_is_reported_and_nobody_hangs(
     assert verify_file(audit).aborted == 1
     released = call(survivor.url, "/ready").status == 503
     assert released or greedy(survivor.url, PROMPT, TOKENS)
+
+
+def _scheduler(server: RealServer) -> int:
+    """The process that holds a server's weights."""
+    for pid in members(server.pid):
+        if b"sglang::scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError("the server has no scheduler")
+
+
+def test_a_server_that_hangs_in_a_push_is_not_written_to_again(
+    serve: ServeReal, checkpoint_b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that is stopped in mid-push: the cycle ends by the deadline, and the server is suspect."""
+    policy = tmp_path / "short.toml"
+    policy.write_text('description = "short"\n[deadlines_s]\npush = 4\n')
+    server = serve()
+    scheduler = _scheduler(server)
+    execute = SGLangDriver.execute
+
+    async def stopping(self: SGLangDriver, issued: object) -> object:
+        if issued.command.kind is CommandKind.PUSH:  # type: ignore[attr-defined]
+            os.kill(scheduler, signal.SIGSTOP)
+        return await execute(self, issued)  # type: ignore[arg-type]
+
+    async def life() -> None:
+        async with Fleet.connect([server.url], policy=policy, journal=tmp_path / "audit.jsonl") as fleet:
+            monkeypatch.setattr(SGLangDriver, "execute", stopping)
+            started = time.monotonic()
+            with pytest.raises(CycleAborted, match="no answer to push"):
+                await fleet.refit(checkpoint_b, 1)
+            assert time.monotonic() - started < BOUND_S
+            os.kill(scheduler, signal.SIGCONT)
+            with pytest.raises(CommandRefused, match="servers_are_trusted"):
+                await fleet.refit(checkpoint_b, 2)
+
+    asyncio.run(life())
+    assert verify_file(tmp_path / "audit.jsonl").aborted == 1
 
 
 def test_keys_are_used_and_never_shown(serve: ServeReal, checkpoint_a: Path, tmp_path: Path) -> None:
