@@ -240,6 +240,11 @@ class Fleet:
                 self._opened.append(source)
             if self._reference is None:
                 self._reference = server_manifest(self._running.fleet.servers.values())
+            if self._reference is None:
+                unread = (
+                    "the servers' checkpoint cannot be read from here: the first weights are not compared"
+                )
+                asyncio.get_running_loop().call_soon(self._sink.warn, unread)
             check_manifest(source.manifest, self._reference or source.manifest)
             chunks = source.chunks(self.policy.policy.chunk_bytes_max)
             if self._running.fleet.cycle is None:  # else this refit is about to be refused

@@ -59,4 +59,7 @@ def check_manifest(manifest: Manifest, expected: Manifest) -> None:
     if differences:
         shown = " ".join(map(str, differences[:3]))
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        raise ConfigError(f"the weights are not the servers' model: {shown}{more} Nothing was sent.")
+        raise ConfigError(
+            f"the weights are not the servers' model: {shown}{more} Give weights of the model that the"
+            " servers were started from; no weights were sent."
+        )

@@ -46,6 +46,10 @@ class LogSink:
     def __init__(self, run_id: str, logger: Logger | None = None) -> None:
         self._logger = (logger if logger is not None else default_logger()).bind(run=run_id)
 
+    def warn(self, what: str) -> None:
+        """Something that a person should know, and that is no record."""
+        self._logger.log(logging.WARNING, what)
+
     def emit(self, records: Sequence[Record]) -> None:
         for record in records:
             if isinstance(record, FleetRecord):

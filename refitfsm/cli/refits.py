@@ -186,7 +186,7 @@ async def _refits(
     fleet: Fleet, manifests: dict[Path, Manifest], order: Order, screen: Screen, outcome: Outcome
 ) -> None:
     status = fleet.status()
-    _check_model(manifests, status)
+    _check_model(manifests, status, screen)
     screen.line(_connected(status))
     for version in range(1, len(order.weights) + 1):
         await _one_cycle(fleet, version, order, screen, outcome)
@@ -213,7 +213,7 @@ def _read_manifests(folders: Sequence[Path]) -> dict[Path, Manifest]:
     return manifests
 
 
-def _check_model(manifests: dict[Path, Manifest], status: FleetStatus) -> None:
+def _check_model(manifests: dict[Path, Manifest], status: FleetStatus, screen: Screen) -> None:
     """Before the release, not after it: a fleet whose memory is out cannot do without the weights.
 
     Compared with the checkpoint that the servers were started from, where it can be read from here, else
@@ -228,9 +228,16 @@ def _check_model(manifests: dict[Path, Manifest], status: FleetStatus) -> None:
                 expected, whose = checkpoint.manifest, f"the servers' ({path})"
         except WeightsError:
             pass  # no safetensors there: nothing to compare with
+    if whose == "the first folder's":
+        screen.line(
+            f"warning: {path} cannot be read from here, so the weights are not compared with the model"
+        )
     for folder, manifest in manifests.items():
         for difference in manifest.differences(expected):
-            raise ConfigError(f"weights {folder}: the model is not {whose}: {difference} Nothing was sent.")
+            raise ConfigError(
+                f"weights {folder}: the model is not {whose}: {difference} Give a checkpoint of the"
+                " model that the servers were started from; no weights were sent."
+            )
 
 
 async def _one_cycle(fleet: Fleet, version: int, order: Order, screen: Screen, outcome: Outcome) -> None:

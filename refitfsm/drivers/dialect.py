@@ -100,7 +100,7 @@ def capabilities(info: Info, model: Info, *, allow_unknown_version: bool = False
     if not OLDEST <= version <= NEWEST and not allow_unknown_version:
         raise Misfit(
             f"SGLang {text} is not known: the protocol was read for {dotted(OLDEST)} to {dotted(NEWEST)};"
-            " use one of these, or allow_unknown_version to treat it as the nearest"
+            " use one of these, or pass allow_unknown_version=True to Fleet.connect"
         )
     for option in OPTIONS:
         if option.wrong(info):

@@ -217,6 +217,9 @@ class SGLangDriver:
             ready = await self._wait_until_up(found, issued.deadline_s, known=known)
         except dialect.Misfit as misfit:
             return Observation(EventName.REFUSED, str(misfit))
+        except NotSent as error:
+            why = f"nobody listens at its address ({error}); start the server, or correct its URL"
+            return Observation(EventName.DIED, why)
         except TimeoutError:
             return Observation(EventName.LOST, "it did not answer a harmless read in time")
         if not ready:

@@ -53,7 +53,11 @@ class CheckpointFolder:
         """
         folder = Path(path)
         if not folder.is_dir():
-            reason = "is a file: give the folder it is in" if folder.is_file() else "does not exist"
+            reason = (
+                "is a file: give the folder it is in"
+                if folder.is_file()
+                else "does not exist: give the folder of a safetensors checkpoint"
+            )
             raise WeightsError(f"checkpoint folder {folder} {reason}")
         index = folder / INDEX_NAME
         if index.is_file():

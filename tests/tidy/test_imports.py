@@ -22,6 +22,14 @@ LAYERS: dict[str, frozenset[str]] = {
     "audit": frozenset({"model", "errors"}),
     "machine": frozenset({"model", "errors"}),
     "errors": frozenset(),
+    "gate": frozenset(),
+    "graph": frozenset({"model"}),
+    "policies": frozenset({"model", "errors"}),
+    "servers": frozenset({"errors"}),
+    "generation": frozenset({"drivers", "errors"}),
+    "pushes": frozenset({"model", "weights", "errors"}),
+    "controller": frozenset({"model", "planner", "machine", "audit", "drivers", "gate", "errors"}),
+    "reports": frozenset({"model", "controller", "errors"}),
 }
 """For each part: the other parts of the package that it may import."""
 

@@ -121,7 +121,7 @@ def test_weights_of_another_model_are_seen_before_the_release(
     assert ran.code == 2
     assert ran.object["outcome"] == "refused"
     assert ran.object["servers"][0]["serves"] is True
-    assert "Nothing was sent" in ran.error
+    assert "no weights were sent" in ran.error
     truth = sim.servers[url].truth
     assert not truth.memory.released
     assert not truth.gate_closed
