@@ -16,7 +16,7 @@ from refitfsm.drivers.sglang import Load
 from refitfsm.errors import RequestFailed
 from refitfsm.model.states import Tag
 from refitfsm.model.values import CommandKind, EventName, VerifyLevel
-from tests.conformance.subject import LONG_TOKENS, RUN, RUNNING_S, Subject, one_tensor
+from tests.conformance.subject import HELD_S, LONG_TOKENS, RUN, Subject, one_tensor
 
 Check = Callable[[Subject], Awaitable[None]]
 CHECKS: list[Check] = []
@@ -56,8 +56,7 @@ async def pause_flush_and_continue_may_be_repeated(subject: Subject) -> None:
 async def a_flush_is_refused_while_a_request_runs(subject: Subject) -> None:
     """A busy server refuses the flush, and the driver gives up before its deadline with its words."""
     await subject.enrol()
-    request = asyncio.create_task(subject.greedy(LONG_TOKENS))
-    await asyncio.sleep(RUNNING_S)
+    request = await subject.running()
     observation = await subject.do(CommandKind.FLUSH, wait_s=1.1)
     assert observation.event is EventName.REFUSED, observation
     assert observation.detail.startswith("400")
@@ -69,8 +68,7 @@ async def a_flush_is_refused_while_a_request_runs(subject: Subject) -> None:
 async def a_pause_answers_running_requests_with_what_they_have(subject: Subject) -> None:
     """Pausing ends a running request with the finish reason abort and its tokens so far."""
     await subject.enrol()
-    request = asyncio.create_task(subject.greedy(LONG_TOKENS))
-    await asyncio.sleep(RUNNING_S)
+    request = await subject.running()
     await subject.ok(CommandKind.PAUSE)
     answer = await request
     meta, tokens = answer["meta_info"], answer["output_ids"]
@@ -88,7 +86,7 @@ async def a_paused_server_holds_requests(subject: Subject) -> None:
     await subject.enrol()
     await subject.quiet()
     held = asyncio.create_task(subject.greedy())
-    await asyncio.sleep(RUNNING_S)
+    await asyncio.sleep(HELD_S)
     assert not held.done()
     await subject.ok(CommandKind.CONTINUE)
     assert (await held)["output_ids"] == await subject.tokens()
@@ -219,7 +217,7 @@ async def a_colocated_cycle_is_right_and_strangers_wait(subject: Subject) -> Non
     await subject.quiet()
     await subject.ok(CommandKind.RELEASE, tags=frozenset(Tag))
     stranger = asyncio.create_task(subject.greedy())
-    await asyncio.sleep(RUNNING_S)
+    await asyncio.sleep(HELD_S)
     await subject.ok(CommandKind.RESUME, tags=frozenset({Tag.WEIGHTS}))
     await subject.push(1, 1)
     await subject.ok(CommandKind.RESUME, tags=frozenset({Tag.KV_CACHE, Tag.CUDA_GRAPH}))

@@ -10,7 +10,7 @@ from refitfsm.drivers.transport import AnswerLost, NotSent
 from refitfsm.model.states import Tag
 from refitfsm.model.values import CommandKind, EventName
 from tests.conformance.checks import Check
-from tests.conformance.subject import LONG_TOKENS, RUNNING_S, Subject, one_tensor
+from tests.conformance.subject import Subject, one_tensor
 
 LETHAL: list[Check] = []
 
@@ -54,8 +54,7 @@ async def a_resume_of_what_is_resident_kills(subject: Subject) -> None:
 async def a_release_while_a_request_runs_kills(subject: Subject) -> None:
     """Release under load, and the request is lost with the server."""
     await subject.enrol()
-    request = asyncio.create_task(subject.greedy(LONG_TOKENS))
-    await asyncio.sleep(RUNNING_S)
+    request = await subject.running()
     await _dies(subject, subject.do(CommandKind.RELEASE, tags=frozenset({Tag.KV_CACHE})))
     result = (await asyncio.gather(request, return_exceptions=True))[0]
     assert isinstance(result, ServerGone), result

@@ -19,8 +19,9 @@ RUN = "conformance"
 PROMPT = [5, 6, 7]
 TOKENS = 8
 LONG_TOKENS = 300
-RUNNING_S = 0.15
-"""After this a long request is running on any server here."""
+HELD_S = 0.15
+"""A request that is held is not answered within this; one that is not held would be."""
+POLL_S = 0.01
 WAIT_S = 60.0
 
 
@@ -73,6 +74,14 @@ class Subject:
 
     async def tokens(self) -> object:
         return (await self.greedy())["output_ids"]
+
+    async def running(self) -> "asyncio.Task[dict[str, object]]":
+        """A long request that the scheduler is busy with, by the server's own word: it refuses a flush."""
+        request = asyncio.create_task(self.greedy(LONG_TOKENS))
+        while (await self.transport.request("POST", "/flush_cache")).status == 200:
+            assert not request.done(), "the request ended before it was seen running"
+            await asyncio.sleep(POLL_S)
+        return request
 
     async def push(self, seed: int, version: int, *, session: bool = True) -> None:
         """Put whole weights in place, as a cycle does."""
