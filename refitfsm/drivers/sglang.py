@@ -195,14 +195,22 @@ class SGLangDriver:
             )
 
     async def _after_loss(self, why: str) -> Observation:
-        """A connection broke. Only one thing can be learned without harm: whether anybody still listens."""
-        try:
-            async with asyncio.timeout(PROBE_S):
-                await self._transport.request("GET", "/model_info")
-        except NotSent:
-            return Observation(EventName.DIED, f"the server died during the call ({why})")
-        except (AnswerLost, Unreachable, TimeoutError):
-            pass
+        """A connection broke. Only one thing can be learned without harm: whether anybody still listens.
+
+        A process that is being killed still takes connections, and drops them: it is asked again.
+        """
+        for wait_s in (*PROBE_PAUSES_S, 0.0):
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    await self._transport.request("GET", "/model_info")
+            except NotSent:
+                return Observation(EventName.DIED, f"the server died during the call ({why})")
+            except AnswerLost:
+                await asyncio.sleep(wait_s)
+            except (Unreachable, TimeoutError):
+                break
+            else:
+                break
         return Observation(EventName.LOST, why)
 
     # -- commands ------------------------------------------------------------------------------------

@@ -61,6 +61,11 @@ class HttpFace:
         if self.server.listening:
             await self._listen()
 
+    @property
+    def listens(self) -> bool:
+        """Whether it takes connections: not while its server is dead."""
+        return self._listener is not None
+
     async def _listen(self) -> None:
         if self._runner is None or self._runner.server is None:
             raise RuntimeError("start the face before it listens")

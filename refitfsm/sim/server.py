@@ -132,6 +132,11 @@ class SimServer:
 
     # --- calls ------------------------------------------------------------------------------------
 
+    @property
+    def calls_open(self) -> int:
+        """How many calls have come in and are not answered."""
+        return len(self._open)
+
     async def call(
         self,
         method: str,

@@ -17,6 +17,7 @@ from refitfsm.audit.verify import verify_file
 from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.model.values import CommandKind
 from tests.real.server import Greedy, RealServer, ServeReal, call, members, side_by_side
+from tests.support.until import until
 
 PROMPT = (5, 6, 7)
 TOKENS = 8
@@ -83,7 +84,7 @@ def test_a_colocated_fleet_goes_through_three_cycles(
                 running = asyncio.create_task(
                     fleet.generate(PROMPT, {"max_new_tokens": 400, "ignore_eos": True})
                 )
-                await asyncio.sleep(0.1)
+                await until(lambda: any(fleet.status().in_flight.values()))
                 report = await fleet.release()
                 assert report.cycle > 0
                 assert (await running).version == version - 1

@@ -69,10 +69,9 @@ def test_a_call_that_a_shutdown_finds_waiting_is_told(servers: Servers) -> None:
     """Another thread's shutdown ends a waiting call with ControllerClosed, and never leaves it hanging."""
     fleet = BlockingFleet.connect(servers.urls)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(fleet.generate, [1], {"max_new_tokens": 100_000})
-        asked = fleet.status().in_flight
-        while not any(asked.values()):
-            asked = fleet.status().in_flight
+        waiting = pool.submit(fleet.generate, [1], {"max_new_tokens": 1000})
+        while not any(fleet.status().in_flight.values()):
+            assert not waiting.done(), waiting.exception()
         fleet.shutdown()
         with pytest.raises(RefitError):
             waiting.result(WAIT_S)

@@ -14,6 +14,7 @@ from refitfsm.sim.config import SimConfig
 from refitfsm.sim.faults import FaultPlan, parse_fault
 from refitfsm.sim.http import HttpFace, run_forever, serve
 from refitfsm.sim.server import SimServer
+from tests.support.until import until
 
 from .client import timings
 
@@ -66,7 +67,7 @@ def test_a_death_closes_sockets_and_refuses_until_a_restart() -> None:
 
     async def body(face: HttpFace, session: aiohttp.ClientSession) -> None:
         other = asyncio.create_task(_post(session, "/generate", {"input_ids": [1], "sampling_params": {}}))
-        await asyncio.sleep(0.02)
+        await until(lambda: not face.server.truth.idle())
         for work in (_post(session, "/release_memory_occupation", {}), other):
             with pytest.raises(aiohttp.ServerDisconnectedError):
                 await work
@@ -74,7 +75,7 @@ def test_a_death_closes_sockets_and_refuses_until_a_restart() -> None:
             await _post(session, "/flush_cache", {})
         port = face.port
         assert face.server.restart()
-        await asyncio.sleep(0.05)
+        await until(lambda: face.listens)
         assert face.port == port
         async with session.get("/model_info") as reply:
             assert reply.status == 200
@@ -95,11 +96,7 @@ def test_a_stream_over_a_socket() -> None:
         ask["sampling_params"] = {"max_new_tokens": 1000}
         async with session.post("/generate", json=ask) as reply:
             await reply.content.readline()
-        for _ in range(200):
-            if face.server.truth.idle():
-                break
-            await asyncio.sleep(0.01)
-        assert face.server.truth.idle()
+        await until(face.server.truth.idle)
         assert face.server.truth.answers[-1].aborted
 
     _with_server(body)
@@ -109,14 +106,15 @@ def test_a_client_that_leaves_does_not_stop_a_release() -> None:
     """A control call whose client has gone is carried out."""
 
     async def body(face: HttpFace, session: aiohttp.ClientSession) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await _post(session, "/release_memory_occupation", {})
+        call = asyncio.create_task(_post(session, "/release_memory_occupation", {}))
+        await until(lambda: face.server.calls_open == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         assert face.server.truth.resident == ALL_TAGS
-        await asyncio.sleep(0.2)
-        assert face.server.truth.resident != ALL_TAGS
+        await until(lambda: face.server.truth.resident != ALL_TAGS)
 
-    _with_server(body, timings=timings(release_s=(0.15, 0.15)))
+    _with_server(body, timings=timings(release_s=(0.2, 0.2)))
 
 
 def test_faults_over_a_socket() -> None:
