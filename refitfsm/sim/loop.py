@@ -135,17 +135,18 @@ def run(main: Coroutine[object, object, T], *, order: Chooser | None = None) -> 
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)
     finally:
-        try:
-            _cancel_rest(loop)
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
+        end(loop)
 
 
-def _cancel_rest(loop: VirtualLoop) -> None:
-    rest = sorted(pending_tasks(loop), key=_task_order)
-    for task in rest:
-        task.cancel()
-    if rest:
-        loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
-    loop.run_until_complete(loop.shutdown_asyncgens())
+def end(loop: VirtualLoop) -> None:
+    """Cancel what still runs on a loop, wait for it, and close the loop."""
+    try:
+        rest = sorted(pending_tasks(loop), key=_task_order)
+        for task in rest:
+            task.cancel()
+        if rest:
+            loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

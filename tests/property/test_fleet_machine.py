@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from refitfsm import ConfigError, RefitError
 from refitfsm.model.fleet import usable
 from refitfsm.model.states import Condition, ServerState
-from refitfsm.sim.loop import VirtualLoop
+from refitfsm.sim.loop import VirtualLoop, end
 from tests.support.armed import ArmedFaults
 from tests.support.world import World
 
@@ -237,19 +237,16 @@ class FleetMachine(RuleBasedStateMachine):
         assert found.serving_version == self.world.fleet.status().serving_version
 
     def teardown(self) -> None:
-        if not hasattr(self, "world"):
+        if not hasattr(self, "loop"):
             return
         try:
-            self.check_journal()
-            self.heal_and_finish()
-            self.check_journal()
+            if hasattr(self, "world"):
+                self.check_journal()
+                self.heal_and_finish()
+                self.check_journal()
+                self.wait(self.world.fleet.shutdown())
         finally:
-            self.wait(self.world.fleet.shutdown())
-            for task in asyncio.all_tasks(self.loop):
-                task.cancel()
-            self.wait(asyncio.sleep(0))
-            asyncio.set_event_loop(None)
-            self.loop.close()
+            end(self.loop)
 
     def heal_and_finish(self) -> None:
         """With no more faults, a fleet whose servers are all known commits the next refit."""

@@ -1,6 +1,5 @@
 """The blocking fleet: the same as the async one, from any thread, and never left waiting by a shutdown."""
 
-import asyncio
 import pickle
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from refitfsm import BlockingFleet, CommandRefused, ConfigError, ControllerClose
 from refitfsm.sim.config import SimConfig, Timings
 from refitfsm.sim.http import HttpFace, serve
 from refitfsm.sim.server import SimServer
+from tests.support.loop_thread import LoopThread
 from tests.support.world import TinySource
 
 WAIT_S = 20.0
@@ -21,29 +21,22 @@ class Servers:
     """Simulated servers over HTTP, on a loop of their own."""
 
     def __init__(self, count: int) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
+        self.loop = LoopThread()
         timings = Timings(decode_s=(0.01, 0.01), boot_s=(0.0, 0.0))
         config = SimConfig(skip_warmup=True, timings=timings)
 
         async def start() -> list[HttpFace]:
             return [await serve(SimServer(config, name=f"s{index}")) for index in range(count)]
 
-        self.faces = asyncio.run_coroutine_threadsafe(start(), self.loop).result(WAIT_S)
+        self.faces = self.loop.wait(start())
 
     @property
     def urls(self) -> list[str]:
         return [face.url for face in self.faces]
 
     def stop(self) -> None:
-        async def stop() -> None:
-            for face in self.faces:
-                await face.stop()
-
-        asyncio.run_coroutine_threadsafe(stop(), self.loop).result(WAIT_S)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(WAIT_S)
+        for face in self.faces:
+            self.loop.wait(face.stop())
         self.loop.close()
 
 

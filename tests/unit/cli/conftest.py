@@ -1,12 +1,10 @@
 """Simulated servers in a thread of their own, and the command line in this one."""
 
-import asyncio
 import dataclasses
 import json
-import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import pytest
 
@@ -17,8 +15,7 @@ from refitfsm.sim.faults import FaultPlan, parse_fault
 from refitfsm.sim.http import HttpFace, serve
 from refitfsm.sim.server import SimServer
 from refitfsm.weights.files import tiny_checkpoint
-
-T = TypeVar("T")
+from tests.support.loop_thread import LoopThread
 
 WAIT_S = 20.0
 
@@ -65,12 +62,8 @@ class Simulated:
         self.model = model
         self.servers: dict[str, SimServer] = {}
         self._faces: list[HttpFace] = []
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def wait(self, work: Coroutine[object, object, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
+        self._loop = LoopThread()
+        self.wait = self._loop.wait
 
     def start(self, config: SimConfig | None = None, faults: Sequence[str] = ()) -> str:
         """One server, in 0 time per call; its URL."""
@@ -94,8 +87,6 @@ class Simulated:
     def close(self) -> None:
         for face in self._faces:
             self.wait(face.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(WAIT_S)
         self._loop.close()
 
 
