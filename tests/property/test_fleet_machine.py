@@ -191,6 +191,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.wait(self.world.fleet.shutdown())
         for faults in self.faults:
             faults.armed.clear()
+            faults.doomed = False
 
         async def make() -> None:
             faults = {f"s{index}": item for index, item in enumerate(self.faults)}
@@ -219,6 +220,7 @@ class FleetMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         assert self.world.fleet.status().cycle is None, "a cycle is open though its caller has its answer"
+        self.world.killed += [f"s{index}" for index, faults in enumerate(self.faults) if faults.doomed]
         self.world.check()
 
     @invariant()
