@@ -14,7 +14,8 @@ from refitfsm.audit.sink import Logger, LogSink
 from refitfsm.controller import Controller
 from refitfsm.drivers.base import ServerGone
 from refitfsm.drivers.http import HttpTransport
-from refitfsm.drivers.sglang import Encode, Load, SGLangDriver, encode_in_thread
+from refitfsm.drivers.push import Aside, Load, in_thread
+from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.drivers.transport import Transport
 from refitfsm.errors import ConfigError, ControllerClosed, NotServing, RequestFailed
 from refitfsm.generation import Generation, read_answer, request_body
@@ -27,6 +28,7 @@ from refitfsm.reports import CycleReport, FleetStatus, aborted, phases_s
 from refitfsm.servers import ServerSpec, checked_specs
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest
+from refitfsm.weights.plan import PushWish
 from refitfsm.weights.source import WeightSource
 
 VERSION_MAX = 2**53 - 1
@@ -56,7 +58,7 @@ class Fleet:
         gpus: Mapping[str, tuple[str, ...]] | None = None,
         allow_unknown_version: bool = False,
         logger: Logger | None = None,
-        encode: Encode = encode_in_thread,
+        aside: Aside = in_thread,
     ) -> None:
         """A fleet over transports that exist already. Most callers want `connect`."""
         self.run_id = run_id or secrets.token_hex(4)
@@ -74,7 +76,7 @@ class Fleet:
                 server=name,
                 gpus=(gpus or {}).get(name, ()),
                 allow_unknown_version=allow_unknown_version,
-                encode=encode,
+                aside=aside,
             )
             for name, transport in transports.items()
         }
@@ -246,16 +248,29 @@ class Fleet:
                 )
                 asyncio.get_running_loop().call_soon(self._sink.warn, unread)
             check_manifest(source.manifest, self._reference or source.manifest)
-            chunks = source.chunks(self.policy.policy.chunk_bytes_max)
+            sizes: tuple[int, ...] = (source.manifest.nbytes,)
             if self._running.fleet.cycle is None:  # else this refit is about to be refused
+                chunks = source.plan(self._wish()).chunks
+                sizes = tuple(chunk.nbytes for chunk in chunks)
                 self._load(Load(source, chunks))
-            report = await self._cycle(Request(Goal.REFIT, version, tuple(chunk.nbytes for chunk in chunks)))
+            report = await self._cycle(Request(Goal.REFIT, version, sizes))
         except WeightsError as error:
             raise ConfigError(f"weights: {error}") from error
         finally:
             self._unload()
         self._reference = self._reference or source.manifest  # only weights that served are a measure
         return report
+
+    def _wish(self) -> PushWish:
+        views = self._running.fleet.servers.values()
+        policy = self.policy.policy
+        return PushWish(
+            policy.push_strategy,
+            policy.chunk_bytes_max,
+            policy.bucket_bytes,
+            loader=all(view.capabilities.loader for view in views),
+            targets=len(views),
+        )
 
     def _load(self, load: Load | None) -> None:
         for driver in self._drivers.values():
@@ -264,6 +279,9 @@ class Fleet:
     def _unload(self) -> None:
         """Let go of weights, unless a cycle may still read them: one goes on when its caller is cancelled."""
         if self._controller is None or self._controller.fleet.cycle is None:
+            for load in {id(driver.load): driver.load for driver in self._drivers.values()}.values():
+                if load is not None:
+                    load.source.release()
             self._load(None)
             opened, self._opened = self._opened, []
             for source in opened:

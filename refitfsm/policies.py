@@ -15,6 +15,7 @@ from refitfsm.errors import ConfigError
 from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Tag
 from refitfsm.model.values import CommandKind, VerifyLevel
+from refitfsm.weights.plan import Strategy
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 """Up to some four months: no deadline is endless."""
@@ -51,7 +52,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     verify: VerifyLevel = VerifyLevel.VERSION
     attempts: Count = 3
     share_gpus: bool = False
+    push_strategy: Strategy = Strategy.AUTO
     chunk_bytes_max: Count = 1 << 30
+    bucket_bytes: Count = 512 << 20
     push_bytes_per_s: Annotated[float, msgspec.Meta(ge=1, le=1e15)] = 1e8
     drain_budget_s: Annotated[float, msgspec.Meta(ge=0, le=1e7)] = 10.0
     cycle_s: Seconds = 600.0
@@ -67,6 +70,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             floor=self.floor,
             verify=self.verify,
             attempts=self.attempts,
+            needs_loader=self.push_strategy is Strategy.REGISTERED,
             deadlines_s=tuple((kind, self.deadlines_s.of(kind)) for kind in CommandKind),
             push_bytes_per_s=self.push_bytes_per_s,
             cycle_s=self.cycle_s,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from refitfsm.errors import ConfigError
 from refitfsm.model.values import ServerView
@@ -10,8 +11,19 @@ from refitfsm.weights.manifest import Manifest
 from refitfsm.weights.safetensors import CheckpointFolder
 from refitfsm.weights.source import CheckpointSource, WeightSource
 
-Weights = WeightSource | str | Path | Mapping[str, object]
-"""What can be pushed: a source, a safetensors folder, or a state dict of torch tensors."""
+
+@runtime_checkable
+class Module(Protocol):
+    """A `torch.nn.Module`, as far as it matters here."""
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Its parameters and persistent buffers by name."""
+        ...
+
+
+Weights = WeightSource | str | Path | Mapping[str, object] | Iterable[tuple[str, object]] | Module
+"""What can be pushed: a source, a safetensors folder, a state dict of torch tensors, such pairs of names and
+tensors, or a module with the names of its checkpoint."""
 
 
 def as_source(weights: Weights) -> WeightSource:
@@ -22,14 +34,34 @@ def as_source(weights: Weights) -> WeightSource:
     """
     if isinstance(weights, str | Path):
         return CheckpointSource(CheckpointFolder.open(Path(weights)))
-    if isinstance(weights, Mapping):
-        from refitfsm.weights.torch_source import TorchSource  # noqa: PLC0415 - torch is optional
+    if isinstance(weights, WeightSource):
+        return weights
+    from refitfsm.weights.torch_source import TorchSource  # noqa: PLC0415 - torch is optional
 
+    if isinstance(weights, Module):
+        return TorchSource(untied(weights))
+    if isinstance(weights, Iterable):
         return TorchSource(weights)
-    if not hasattr(weights, "payloads"):
-        kind = type(weights).__name__
-        raise WeightsError(f"{kind} is nothing to push: give a folder, a state dict or a weight source")
-    return weights
+    kind = type(weights).__name__  # type: ignore[unreachable]  # not for whoever uses no checker
+    raise WeightsError(
+        f"{kind} is nothing to push: give a folder, a state dict, pairs, a module or a weight source"
+    )
+
+
+def untied(module: Module) -> dict[str, object]:
+    """A module's state under the names of its checkpoint: tied weights once, as Hugging Face saves them."""
+    state = module.state_dict()
+    tied = set(getattr(module, "_tied_weights_keys", None) or ())
+    places = {_place(tensor) for name, tensor in state.items() if name not in tied}
+    return {
+        name: tensor for name, tensor in state.items() if name not in tied or _place(tensor) not in places
+    }
+
+
+def _place(tensor: object) -> object:
+    """Where a tensor's elements are; a thing that is no tensor is like no other."""
+    find = getattr(tensor, "data_ptr", None)
+    return find() if find else id(tensor)
 
 
 def server_manifest(views: Iterable[ServerView]) -> Manifest | None:

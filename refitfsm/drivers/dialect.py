@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from refitfsm.drivers import labels
 from refitfsm.model.values import Capabilities
+from refitfsm.server import LOADER
 
 OLDEST, NEWEST = (0, 5, 6), (0, 5, 23)
 """The versions whose protocol is known: 0.5.6 has the pause modes, 0.5.23 is the newest one read."""
@@ -120,11 +121,16 @@ def capabilities(info: Info, model: Info, *, allow_unknown_version: bool = False
         weights_backup=bool(info.get("enable_weights_cpu_backup")) and bool(info.get("enable_memory_saver")),
         checksums=version >= CHECKSUMS_FROM,
         tp_size=tp_size if isinstance(tp_size, int) else 1,
+        loader=_has_loader(info.get("custom_weight_loader")),
         model_path=str(model.get("model_path", "")),
         weight_label=pushed,
         start_label=started,
         incarnation=_incarnation(info),
     )
+
+
+def _has_loader(loaders: object) -> bool:
+    return isinstance(loaders, list) and LOADER in loaders
 
 
 def _incarnation(info: Info) -> str:

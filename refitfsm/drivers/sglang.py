@@ -4,21 +4,20 @@ Every call ends in an observation. The order of calls is none of its business: t
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import msgspec
 
 from refitfsm.drivers import answers, dialect, labels
 from refitfsm.drivers.base import Observation, ServerGone
+from refitfsm.drivers.push import Aside, Load, in_thread, offer_and_body
 from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport, TransportError, Unreachable
 from refitfsm.errors import RequestFailed
 from refitfsm.model.records import Issued
 from refitfsm.model.states import Tag
 from refitfsm.model.values import DONE, NOTHING_REPORTED, Capabilities, EventName, Report, VerifyLevel
 from refitfsm.weights.errors import WeightsError
-from refitfsm.weights.plan import ChunkPlan
-from refitfsm.weights.source import RankPlace, WeightSource
+from refitfsm.weights.offer import Offer, RankPlace, Settled, Target
 
 PROBE_S = 5.0
 """How long a harmless read may take."""
@@ -28,25 +27,6 @@ PROBE_PAUSES_S = (0.05, 0.2, 0.5)
 """Between the tries of a harmless read."""
 POLL_FIRST_S, POLL_MAX_S = 0.02, 0.5
 """Between two tries of a flush or of /ready: doubling from the first to the last."""
-
-Encode = Callable[[Callable[[], bytes]], Awaitable[bytes]]
-
-
-async def encode_in_thread(make: Callable[[], bytes]) -> bytes:
-    """Build a push's body beside the event loop, so that other servers' answers are not kept waiting."""
-    return await asyncio.to_thread(make)
-
-
-async def encode_inline(make: Callable[[], bytes]) -> bytes:
-    """Build a push's body at once: for simulated time, where threads have no place."""
-    return make()
-
-
-class Load(NamedTuple):
-    """The weights of the open refit."""
-
-    source: WeightSource
-    chunks: tuple[ChunkPlan, ...]
 
 
 class _Ended(Exception):
@@ -74,7 +54,7 @@ class SGLangDriver:
         server: the address the server is known by.
         gpus: the GPU UUID of each tensor parallel rank, in rank order, as far as known.
         allow_unknown_version: treat a version outside the known ones as the nearest.
-        encode: how a push's body is built.
+        aside: where the weight source's work is done.
     """
 
     def __init__(
@@ -85,14 +65,14 @@ class SGLangDriver:
         server: str = "",
         gpus: tuple[str, ...] = (),
         allow_unknown_version: bool = False,
-        encode: Encode = encode_in_thread,
+        aside: Aside = in_thread,
     ) -> None:
         self._transport = transport
         self._run_id = run_id
         self._server = server
         self._gpus = gpus
         self._allow_unknown_version = allow_unknown_version
-        self._encode = encode
+        self._aside = aside
         self._capabilities = Capabilities()
         self._labels: tuple[str, ...] = ()
         """The labels that the server may show while it is still the process that was enrolled."""
@@ -310,20 +290,58 @@ class SGLangDriver:
         command, load = issued.command, self.load
         if load is None or len(load.chunks) != command.chunks:
             return Observation(EventName.REFUSED, "no weights are loaded for this push")
+        observation, settled = await self._push_once(issued, load)
+        if settled is not None and not settled.applied:
+            # It is proved that nothing was written, and the source knows now to send everything.
+            why = settled.note
+            observation, settled = await self._push_once(issued, load)
+            if settled is not None and not settled.applied:
+                return Observation(EventName.FAILED, f"nothing was written, twice: {why}; {settled.note}")
+            settled = settled and Settled(settled.applied, f"{settled.note} ({why})")
+        if settled is not None and settled.note:
+            observation = observation._replace(detail=settled.note)
+        return observation
+
+    async def _push_once(self, issued: Issued, load: Load) -> tuple[Observation, Settled | None]:
+        """One offer of one chunk. What it came to is None unless the server said that it took it."""
+        command = issued.command
         chunk = load.chunks[command.chunk]
         known = self._gpus or (None,) * self._capabilities.tp_size
-        ranks = tuple(RankPlace(rank, gpu) for rank, gpu in enumerate(known))
+        target = Target(self._server, tuple(RankPlace(rank, gpu) for rank, gpu in enumerate(known)))
         new = labels.label(self._run_id, command.version) if chunk.index + 1 == chunk.count else ""
         try:
-            body = await self._encode(lambda: push_body(load.source, chunk, ranks, new))
+            offer, body = await self._aside(lambda: offer_and_body(load.source, chunk, target, new))
         except Exception as error:  # noqa: BLE001 - a source is anybody's code, and nothing was sent
-            return Observation(EventName.REFUSED, f"the weights cannot be made: {error or repr(error)}")
-        await self._same_process()
+            why = f"the weights cannot be made: {error or repr(error)}"
+            return Observation(EventName.REFUSED, why), None
+        try:
+            await self._same_process()
+        except _Ended:
+            await self._aside(offer.withdraw)
+            raise
         if new:
-            self._labels = (self._labels[0], new)
-        observation = await self._call(issued, "/update_weights_from_tensor", body)
-        if new and observation.event is EventName.PUSHED:
+            self._labels = (*self._labels[:1], new)
+        observation = await self._delivered(issued, offer, body)
+        if observation.event is not EventName.PUSHED:
+            return observation, None
+        if new:
             self._labels = (new,)
+        try:
+            return observation, await self._aside(offer.settle)
+        except WeightsError as error:
+            return Observation(EventName.FAILED, str(error)), None
+
+    async def _delivered(self, issued: Issued, offer: Offer, body: bytes) -> Observation:
+        """Send an offer. It is taken back if it was refused or the server is gone, and left if unknown."""
+        try:
+            observation = await self._call(issued, "/update_weights_from_tensor", body)
+        except (NotSent, Unreachable):
+            await self._aside(offer.withdraw)
+            raise
+        except AnswerLost as error:
+            observation = await self._after_loss(str(error))
+        if observation.event in (EventName.REFUSED, EventName.DIED):
+            await self._aside(offer.withdraw)
         return observation
 
     async def _verify(self, issued: Issued) -> Observation:
@@ -367,22 +385,6 @@ class SGLangDriver:
                     await self._transport.request("GET", "/health")
         except (TransportError, TimeoutError):
             return
-
-
-def push_body(source: WeightSource, chunk: ChunkPlan, ranks: tuple[RankPlace, ...], label: str) -> bytes:
-    """The body of /update_weights_from_tensor for one chunk. `label` goes with the last chunk only.
-
-    Raises:
-        WeightsError: a tensor cannot be sent, or not to these ranks.
-    """
-    entries = source.payloads(chunk, ranks)
-    if len(entries) != len(ranks):
-        raise WeightsError(f"{len(entries)} payloads for {len(ranks)} ranks: SGLang dies of a short list")
-    rest: dict[str, object] = {"load_format": source.load_format, "flush_cache": False}
-    if label:
-        rest["weight_version"] = label
-    # Payloads are base64, which JSON takes as it is: joining saves a copy of the whole model.
-    return b'{"serialized_named_tensors":["' + b'","'.join(entries) + b'"],' + _body(rest)[1:]
 
 
 def checksum_of(fields: Mapping[str, object]) -> str:

@@ -30,6 +30,8 @@ class Rules(NamedTuple):
     verify: VerifyLevel
     attempts: int
     """How often a command is tried whose answer was lost and that may be repeated."""
+    needs_loader: bool
+    """Weights are copied by the servers' own loader, `refitfsm.server.loader`."""
     deadlines_s: tuple[tuple[CommandKind, float], ...]
     """For every kind of command: when it counts as lost."""
     push_bytes_per_s: float

@@ -123,6 +123,8 @@ class Capabilities(NamedTuple):
     """Released weights come back from host memory."""
     checksums: bool = False
     tp_size: int = 1
+    loader: bool = False
+    """Started with `refitfsm.server.loader`: it can copy registered weights again at a word."""
     model_path: str = ""
     weight_label: str = ""
     """The label of weights that some run pushed, as found at enrolment; empty: start-up weights."""

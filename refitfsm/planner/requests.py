@@ -166,6 +166,11 @@ def unfit(views: Sequence[ServerView], rules: Rules) -> str:
                 f"{view.server}: runs without the memory saver, and policy {rules.name} releases memory;"
                 " start it with --enable-memory-saver, or use the policy always_on"
             )
+        if rules.needs_loader and not view.capabilities.loader:
+            return (
+                f"{view.server}: was started without our loader, and policy {rules.name} has push_strategy ="
+                " registered; start it with --custom-weight-loader refitfsm.server.loader.load, or use auto"
+            )
         if rules.verify is VerifyLevel.CHECKSUM and not view.capabilities.checksums:
             return (
                 f"{view.server}: SGLang {view.capabilities.sglang_version} makes no checksums, and policy"

@@ -69,11 +69,16 @@ def cpu_payload(tensors: Iterable[tuple[TensorSpec, Buffer]]) -> bytes:
 
 def cpu_pickle(tensors: Iterable[tuple[TensorSpec, Buffer]]) -> bytes:
     """The pickle inside `cpu_payload`; same arguments, same errors."""
-    named: list[Value] = [(spec.name, _tensor(spec, data)) for spec, data in tensors]
+    named: list[Value] = [(spec.name, tensor_value(spec, data)) for spec, data in tensors]
     return b"".join(pickle_pieces(named))
 
 
-def _tensor(spec: TensorSpec, data: Buffer) -> Call:
+def tensor_value(spec: TensorSpec, data: Buffer) -> Call:
+    """What has to be unpickled to get a CPU tensor of these bytes.
+
+    Raises:
+        WeightsError: the buffer is not of its spec's size, or the tensor cannot be sent.
+    """
     check_sendable(spec)
     size = memoryview(data).nbytes
     if size != spec.nbytes:

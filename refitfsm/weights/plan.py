@@ -1,10 +1,41 @@
-"""Cutting a manifest into pushes of a bounded size."""
+"""How a manifest is cut into pushes, and what that needs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from typing import NamedTuple
 
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest, TensorSpec
+
+SMALL_BYTES = 1 << 20
+"""`mixed`: below this, opening a tensor's handle takes the server longer than copying it twice."""
+
+
+class Strategy(StrEnum):
+    """How weights are handed over."""
+
+    AUTO = "auto"
+    """`registered` where the servers have the loader, else `list`."""
+    LIST = "list"
+    """The tensors as they lie: their handles, or their bytes."""
+    BUCKET = "bucket"
+    """Packed into two buffers of bounded size in turn, one filled while the servers read the other."""
+    MIXED = "mixed"
+    """Small tensors packed into one buffer, large ones as they lie."""
+    TENSOR = "tensor"
+    """One push a tensor: slow, for comparison."""
+    REGISTERED = "registered"
+    """Mapped once by the server's loader, which afterwards copies at a word."""
+
+
+class Form(StrEnum):
+    """What one push carries."""
+
+    LIST = "list"
+    BUCKET = "bucket"
+    REGISTERED = "registered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,30 +49,121 @@ class ChunkPlan:
     names: tuple[str, ...]
     nbytes: int
     """Bytes of tensor data, before any encoding."""
+    form: Form = Form.LIST
 
 
-def plan_chunks(manifest: Manifest, chunk_bytes_max: int) -> tuple[ChunkPlan, ...]:
-    """Cut a manifest into chunks of at most `chunk_bytes_max` bytes of tensor data.
+class PushWish(NamedTuple):
+    """What a policy and the servers ask of a plan."""
 
-    The order of the tensors is kept and each is in exactly one chunk. A tensor larger than the limit is
-    a chunk of its own: SGLang takes whole tensors only. An empty manifest has no chunks.
+    strategy: Strategy = Strategy.AUTO
+    chunk_bytes_max: int = 1 << 30
+    """A push of bytes carries no more than this, or one larger tensor."""
+    bucket_bytes: int = 512 << 20
+    """One of the two buffers of `bucket`, or the one of `mixed`, is no larger, or one larger tensor."""
+    loader: bool = False
+    """Every server was started with `refitfsm.server.loader`."""
+    targets: int = 1
+    """How many servers there are: each that reads a bucket needs buffers of its own."""
+
+
+class PushPlan(NamedTuple):
+    """The pushes of one refit."""
+
+    strategy: Strategy
+    chunks: tuple[ChunkPlan, ...]
+    buffer_bytes: tuple[int, ...] = ()
+    """Memory that the sender needs beside the weights, a buffer each."""
+
+    @property
+    def sender_bytes(self) -> int:
+        """All buffers together."""
+        return sum(self.buffer_bytes)
+
+
+def plan_list(manifest: Manifest, chunk_bytes_max: int) -> PushPlan:
+    """Pushes of tensors as they lie, each of at most `chunk_bytes_max` bytes, or of one larger tensor.
+
+    The order of the tensors is kept and each is in exactly one chunk. An empty manifest has no chunks.
 
     Raises:
         WeightsError: the limit is not positive.
     """
-    if chunk_bytes_max <= 0:
-        raise WeightsError(f"a chunk limit of {chunk_bytes_max} bytes is not positive: give at least 1")
-    groups = list(_groups(manifest, chunk_bytes_max))
+    _check_limit("chunk_bytes_max", chunk_bytes_max)
+    return PushPlan(Strategy.LIST, _numbered(_cut(manifest.tensors, chunk_bytes_max), Form.LIST))
+
+
+def plan_tensors(manifest: Manifest) -> PushPlan:
+    """One push for each tensor."""
+    return PushPlan(Strategy.TENSOR, _numbered(([spec] for spec in manifest.tensors), Form.LIST))
+
+
+def plan_buckets(manifest: Manifest, bucket_bytes: int) -> PushPlan:
+    """Buckets of one number format each, and two buffers that hold any of them, or one if one bucket does.
+
+    A byte bucket has offsets that differ between SGLang's versions; one of a single format is read alike
+    by all (from 0.5.2 on).
+
+    Raises:
+        WeightsError: the limit is not positive.
+    """
+    _check_limit("bucket_bytes", bucket_bytes)
+    chunks = _numbered(_buckets(manifest.tensors, bucket_bytes), Form.BUCKET)
+    largest = max((chunk.nbytes for chunk in chunks), default=0)
+    return PushPlan(Strategy.BUCKET, chunks, (largest,) * min(2, len(chunks)))
+
+
+def plan_mixed(manifest: Manifest, bucket_bytes: int, small_bytes: int = SMALL_BYTES) -> PushPlan:
+    """Tensors of less than `small_bytes` in buckets, then the others as they lie in one push.
+
+    Raises:
+        WeightsError: the limit is not positive.
+    """
+    _check_limit("bucket_bytes", bucket_bytes)
+    small = [spec for spec in manifest.tensors if spec.nbytes < small_bytes]
+    large = [spec for spec in manifest.tensors if spec.nbytes >= small_bytes]
+    packed = [(group, Form.BUCKET) for group in _buckets(small, bucket_bytes)]
+    groups = packed + ([(large, Form.LIST)] if large else [])
+    largest = max((_nbytes(group) for group, _ in packed), default=0)
+    return PushPlan(Strategy.MIXED, _numbered_forms(groups), (largest,) * min(2, len(packed)))
+
+
+def plan_registered(manifest: Manifest) -> PushPlan:
+    """One push of everything."""
+    groups = [list(manifest.tensors)] if manifest.tensors else []
+    return PushPlan(Strategy.REGISTERED, _numbered(groups, Form.REGISTERED))
+
+
+def _check_limit(name: str, limit: int) -> None:
+    if limit <= 0:
+        raise WeightsError(f"a {name} of {limit} is not positive: give at least 1")
+
+
+def _nbytes(group: Iterable[TensorSpec]) -> int:
+    return sum(spec.nbytes for spec in group)
+
+
+def _numbered(groups: Iterable[list[TensorSpec]], form: Form) -> tuple[ChunkPlan, ...]:
+    return _numbered_forms([(group, form) for group in groups])
+
+
+def _numbered_forms(groups: list[tuple[list[TensorSpec], Form]]) -> tuple[ChunkPlan, ...]:
     return tuple(
-        ChunkPlan(index, len(groups), tuple(spec.name for spec in group), sum(spec.nbytes for spec in group))
-        for index, group in enumerate(groups)
+        ChunkPlan(index, len(groups), tuple(spec.name for spec in group), _nbytes(group), form)
+        for index, (group, form) in enumerate(groups)
     )
 
 
-def _groups(manifest: Manifest, limit: int) -> Iterator[list[TensorSpec]]:
+def _buckets(specs: Iterable[TensorSpec], limit: int) -> Iterator[list[TensorSpec]]:
+    by_dtype: dict[str, list[TensorSpec]] = {}
+    for spec in specs:
+        by_dtype.setdefault(spec.dtype, []).append(spec)
+    return chain.from_iterable(_cut(group, limit) for group in by_dtype.values())
+
+
+def _cut(specs: Iterable[TensorSpec], limit: int) -> Iterator[list[TensorSpec]]:
     group: list[TensorSpec] = []
     nbytes = 0
-    for spec in manifest.tensors:
+    for spec in specs:
         if group and nbytes + spec.nbytes > limit:
             yield group
             group, nbytes = [], 0
@@ -49,3 +171,14 @@ def _groups(manifest: Manifest, limit: int) -> Iterator[list[TensorSpec]]:
         nbytes += spec.nbytes
     if group:
         yield group
+
+
+Planner = Callable[[Manifest, PushWish], PushPlan]
+
+PLANNERS: dict[Strategy, Planner] = {
+    Strategy.BUCKET: lambda manifest, wish: plan_buckets(manifest, wish.bucket_bytes),
+    Strategy.MIXED: lambda manifest, wish: plan_mixed(manifest, wish.bucket_bytes),
+    Strategy.TENSOR: lambda manifest, _: plan_tensors(manifest),
+    Strategy.REGISTERED: lambda manifest, _: plan_registered(manifest),
+}
+"""Plans that do not depend on whether bytes or handles travel."""

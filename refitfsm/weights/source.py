@@ -1,27 +1,22 @@
 """Where new weights come from, as a driver sees it."""
 
 import threading
-from typing import NamedTuple, Protocol
+from typing import Protocol, runtime_checkable
 
+from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest
+from refitfsm.weights.offer import BytesOffer, Offer, Target
 from refitfsm.weights.payload import check_sendable, cpu_payload
-from refitfsm.weights.plan import ChunkPlan, plan_chunks
+from refitfsm.weights.plan import ChunkPlan, PushPlan, PushWish, Strategy, plan_list, plan_tensors
 from refitfsm.weights.safetensors import CheckpointFolder
 
 
-class RankPlace(NamedTuple):
-    """One tensor-parallel rank of a server, as far as it is known."""
-
-    tp_rank: int
-    gpu_uuid: str | None
-    """The rank's GPU, with or without `GPU-` in front, or None if unknown."""
-
-
+@runtime_checkable
 class WeightSource(Protocol):
     """Named tensors, ready to be pushed to any number of servers.
 
-    The tensors must not change from the first `payloads` of a refit until the last server has answered
-    the last push. Methods may be called from several threads.
+    The tensors must not change from the first `offer` of a refit until the last server has settled the
+    last push. Methods may be called from several threads.
     """
 
     @property
@@ -29,28 +24,24 @@ class WeightSource(Protocol):
         """What is pushed, in order."""
         ...
 
-    @property
-    def load_format(self) -> str | None:
-        """SGLang's `load_format` of these payloads; None is its default, a list of named tensors."""
-        ...
-
-    def chunks(self, chunk_bytes_max: int) -> tuple[ChunkPlan, ...]:
-        """The pushes of one refit: at most `chunk_bytes_max` bytes of tensor data each, or one larger tensor.
+    def plan(self, wish: PushWish) -> PushPlan:
+        """The pushes of one refit.
 
         Raises:
-            WeightsError: the limit is not positive.
+            WeightsError: these tensors cannot be pushed so, or the sender lacks the memory for it.
         """
         ...
 
-    def payloads(self, chunk: ChunkPlan, ranks: tuple[RankPlace, ...]) -> tuple[bytes, ...]:
-        """The entries of `serialized_named_tensors` for one push to one server, one for each rank, in order.
-
-        Each is base64 as ASCII bytes. Ask anew for each server and each attempt: an entry may name memory
-        of this process that can be handed over once.
+    def offer(self, chunk: ChunkPlan, target: Target) -> Offer:
+        """What one push carries to one server. Ask anew for each server and each attempt.
 
         Raises:
             WeightsError: a tensor cannot be sent, or not to these ranks.
         """
+        ...
+
+    def release(self) -> None:
+        """Free what only the refit that has ended needed. Idempotent."""
         ...
 
     def close(self) -> None:
@@ -68,8 +59,6 @@ class CheckpointSource:
         WeightsError: a tensor of the checkpoint cannot be sent.
     """
 
-    load_format: str | None = None
-
     def __init__(self, folder: CheckpointFolder) -> None:
         for spec in folder.manifest.tensors:
             check_sendable(spec)
@@ -82,25 +71,36 @@ class CheckpointSource:
         """What the checkpoint holds, in the order of its files."""
         return self._folder.manifest
 
-    def chunks(self, chunk_bytes_max: int) -> tuple[ChunkPlan, ...]:
-        """See `WeightSource.chunks`."""
-        return plan_chunks(self.manifest, chunk_bytes_max)
+    def plan(self, wish: PushWish) -> PushPlan:
+        """See `WeightSource.plan`. A folder's bytes are in no memory that a server could map."""
+        match wish.strategy:
+            case Strategy.AUTO | Strategy.LIST:
+                return plan_list(self.manifest, wish.chunk_bytes_max)
+            case Strategy.TENSOR:
+                return plan_tensors(self.manifest)
+        raise WeightsError(
+            f"push_strategy = {wish.strategy} needs weights in memory: use list for a checkpoint's files"
+        )
 
-    def payloads(self, chunk: ChunkPlan, ranks: tuple[RankPlace, ...]) -> tuple[bytes, ...]:
-        """See `WeightSource.payloads`. The entries are one object, so ranks cost nothing."""
+    def offer(self, chunk: ChunkPlan, target: Target) -> BytesOffer:
+        """See `WeightSource.offer`. The entries are one object, so ranks cost nothing."""
         # Held while encoding: whoever comes second for the same chunk waits and shares the result.
         with self._lock:
             if self._last is None or self._last[0] != chunk:
                 self._last = None  # frees the old encoding before the new one is made
                 self._last = (chunk, self._encode(chunk))
-            return (self._last[1],) * len(ranks)
+            return BytesOffer((self._last[1],) * len(target.ranks))
 
     def _encode(self, chunk: ChunkPlan) -> bytes:
         by_name = self.manifest.by_name
         return cpu_payload((by_name[name], self._folder.tensor(name)) for name in chunk.names)
 
-    def close(self) -> None:
-        """Forget the kept encoding and close the folder. Idempotent."""
+    def release(self) -> None:
+        """See `WeightSource.release`: the kept encoding."""
         with self._lock:
             self._last = None
+
+    def close(self) -> None:
+        """See `WeightSource.close`: the folder, too."""
+        self.release()
         self._folder.close()

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from refitfsm.drivers.sglang import Load
 from refitfsm.errors import RequestFailed
 from refitfsm.model.states import Tag
 from refitfsm.model.values import CommandKind, EventName, VerifyLevel
@@ -154,7 +153,7 @@ async def a_push_without_its_session_is_refused_and_changes_nothing(subject: Sub
         return
     before = await subject.tokens()
     await subject.quiet()
-    load = Load(subject.source(1), subject.source(1).chunks(subject.chunk_bytes_max))
+    load = subject.load(1)
     subject.driver.load = load
     observation = await subject.do(CommandKind.PUSH, version=1, chunk=0, chunks=len(load.chunks))
     assert observation.event is EventName.REFUSED, observation

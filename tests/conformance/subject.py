@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from refitfsm.drivers.base import Observation
-from refitfsm.drivers.sglang import Load, SGLangDriver, encode_inline
+from refitfsm.drivers.push import Load, inline
+from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.drivers.transport import Reply, Transport
 from refitfsm.model.records import Issued
 from refitfsm.model.values import Capabilities, Command, CommandKind, EventName
 from refitfsm.weights.manifest import TensorSpec
 from refitfsm.weights.payload import cpu_payload
+from refitfsm.weights.plan import PushWish
 from refitfsm.weights.source import WeightSource
 
 RUN = "conformance"
@@ -38,7 +40,7 @@ class Subject:
     driver: SGLangDriver = field(init=False)
 
     def __post_init__(self) -> None:
-        self.driver = SGLangDriver(self.transport, RUN, encode=encode_inline)
+        self.driver = SGLangDriver(self.transport, RUN, aside=inline)
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -83,9 +85,13 @@ class Subject:
             await asyncio.sleep(POLL_S)
         return request
 
+    def load(self, seed: int) -> Load:
+        source = self.source(seed)
+        return Load(source, source.plan(PushWish(chunk_bytes_max=self.chunk_bytes_max)).chunks)
+
     async def push(self, seed: int, version: int, *, session: bool = True) -> None:
         """Put whole weights in place, as a cycle does."""
-        load = Load(self.source(seed), self.source(seed).chunks(self.chunk_bytes_max))
+        load = self.load(seed)
         self.driver.load = load
         inside = session and self.capabilities.sessions
         if inside:

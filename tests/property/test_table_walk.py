@@ -11,7 +11,8 @@ from collections import Counter
 
 import pytest
 
-from refitfsm.drivers.sglang import Load, SGLangDriver, encode_inline
+from refitfsm.drivers.push import Load, inline
+from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.model.fleet import admits
 from refitfsm.model.laws import broken
 from refitfsm.model.records import Issued
@@ -25,7 +26,8 @@ from refitfsm.sim.laws import belief_is_false, wrong_answer
 from refitfsm.sim.loop import run
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.transport import SimTransport
-from tests.support.world import CHUNK_BYTES, RUN, TinySource
+from refitfsm.weights.plan import PushWish
+from tests.support.world import RUN, TinySource
 
 SEQUENCES = 10_000
 PARTS = 20
@@ -50,7 +52,7 @@ class Walk:
         self.dice = random.Random(seed)
         self.server = SimServer(self.dice.choice(CONFIGS), name="s")
         self.transport = SimTransport(self.server)
-        self.driver = SGLangDriver(self.transport, RUN, encode=encode_inline)
+        self.driver = SGLangDriver(self.transport, RUN, aside=inline)
         self.view = ServerView("s")
         self.serving = 0
         self.digests = {0: digest_of(tiny_model(0))}
@@ -64,7 +66,7 @@ class Walk:
         tags = frozenset(tag for tag in Tag if self.dice.random() < 0.5)
         content = self.view.content
         version = self.dice.choice((content.version, content.version, self.serving, self.serving + 1))
-        chunks = len(TinySource(0).chunks(CHUNK_BYTES))
+        chunks = len(TinySource(0).plan(PushWish()).chunks)
         chunk = self.dice.choice((content.chunks_done, 0, self.dice.randrange(chunks)))
         return Command(kind, tags=tags, version=version, chunk=min(chunk, chunks - 1), chunks=chunks)
 
@@ -86,7 +88,7 @@ class Walk:
         if command.kind is CommandKind.PUSH:
             self.digests.setdefault(command.version, digest_of(tiny_model(command.version)))
             source = TinySource(command.version)
-            self.driver.load = Load(source, source.chunks(CHUNK_BYTES))
+            self.driver.load = Load(source, source.plan(PushWish()).chunks)
         if command.kind is CommandKind.DRAIN:
             happened = Event(EventName.DRAINED, cycle=1, seq=self.view.seq)
         else:

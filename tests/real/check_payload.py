@@ -19,19 +19,23 @@ from sglang.srt.utils import common
 from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
 from torch.multiprocessing import reductions
 
-from refitfsm.weights.cuda import cuda_payload
+from refitfsm.weights.cuda import REBUILD, handle_arguments
 from refitfsm.weights.dtypes import DTYPES, from_torch
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.files import tiny_checkpoint, write_safetensors
+from refitfsm.weights.handles import encoded
 from refitfsm.weights.manifest import TensorSpec
+from refitfsm.weights.offer import RankPlace, Target
+from refitfsm.weights.opcodes import Call
 from refitfsm.weights.payload import cpu_payload
+from refitfsm.weights.plan import PushWish
 from refitfsm.weights.safetensors import CheckpointFolder
-from refitfsm.weights.source import CheckpointSource, RankPlace
+from refitfsm.weights.source import CheckpointSource
 from refitfsm.weights.torch_source import TorchSource
 
 SENDABLE = [name for name, entry in DTYPES.items() if entry.torch_name is not None]
 SHAPES = [(), (1,), (3, 5), (2, 1, 4), (1, 1), (7,)]
-RANKS = (RankPlace(0, None), RankPlace(1, None))
+TARGET = Target("s", (RankPlace(0, None), RankPlace(1, None)))
 UUID = "0a1b2c3d-0000-1111-2222-333344445555"
 
 # The rule of SGLang 0.5.5 to 0.5.20 for the modules that payloads name.
@@ -144,8 +148,8 @@ def check_checkpoint(folder: Path) -> Iterator[str]:
     expected = load_file(tiny_checkpoint(folder / "tiny", seed=7) / "model.safetensors")
     source = CheckpointSource(CheckpointFolder.open(folder / "tiny"))
     found: dict[str, torch.Tensor] = {}
-    for chunk in source.chunks(100_000):
-        first, second = source.payloads(chunk, RANKS)
+    for chunk in source.plan(PushWish(chunk_bytes_max=100_000)).chunks:
+        first, second = source.offer(chunk, TARGET).entries
         require(first == second, "ranks get the same bytes")
         found.update(by_sglang(first))
     source.close()
@@ -162,9 +166,9 @@ def check_torch_cpu() -> Iterator[str]:
     tensors["scalar"] = torch.tensor(1.5)
     tensors["not a leaf"] = torch.nn.Parameter(torch.randn(2)) * 2
     source = TorchSource(iter(tensors.items()))
-    (chunk,) = source.chunks(1 << 20)
+    (chunk,) = source.plan(PushWish()).chunks
     for read in READERS:
-        found = dict(read(source.payloads(chunk, RANKS)[1]))
+        found = dict(read(source.offer(chunk, TARGET).entries[1]))
         require(found.keys() == tensors.keys(), "every tensor is sent")
         for name, tensor in tensors.items():
             yield require(same(found[name], tensor.detach()), f"torch source, {name} by {read.__name__}")
@@ -197,7 +201,7 @@ def check_cuda_handles() -> Iterator[str]:
     """A GPU handle reaches torch's rebuilding call unchanged, and its UUID is looked up by SGLang."""
     handle = (torch.Tensor, torch.Size([2, 3]), (3, 1), 6, torch.storage.TypedStorage, torch.bfloat16, 0)
     handle += (b"\x00handle", 1 << 33, 512, False, b"counter", 4096, b"event", True)
-    entry = cuda_payload([("w", handle)], UUID)
+    entry = encoded([("w", Call(REBUILD, handle_arguments("w", handle, UUID)))])
     received: list[tuple[object, ...]] = []
     original = reductions.rebuild_cuda_tensor
     for read in READERS:
@@ -206,7 +210,7 @@ def check_cuda_handles() -> Iterator[str]:
             read(entry)
         finally:
             reductions.rebuild_cuda_tensor = original
-        expected = (*handle[:6], UUID, *handle[7:])
+        expected = (*handle[:6], UUID, *handle[7:13], b"", False)  # the sender has waited: no event
         yield require(received.pop() == expected, f"handle by {read.__name__}")
     monkey_patch_torch_reductions()
     for read in READERS:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from refitfsm.weights.offer import RankPlace, Target
 from refitfsm.weights.payload import cpu_payload
+from refitfsm.weights.plan import PushWish
 from refitfsm.weights.safetensors import CheckpointFolder
-from refitfsm.weights.source import CheckpointSource, RankPlace
+from refitfsm.weights.source import CheckpointSource
 from tests.real.server import STANDINS, Answer, Greedy, NoAnswerError, RealServer, ServeReal, call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +36,8 @@ def push(url: str, checkpoint: Path, version: str, *, tp: int = 1) -> None:
     ranks = tuple(RankPlace(rank, None) for rank in range(tp))
     ok(url, "/begin_weight_update", {})
     with closing(CheckpointSource(CheckpointFolder.open(checkpoint))) as source:
-        for chunk in source.chunks(200_000):
-            entries = [entry.decode("ascii") for entry in source.payloads(chunk, ranks)]
+        for chunk in source.plan(PushWish(chunk_bytes_max=200_000)).chunks:
+            entries = [entry.decode("ascii") for entry in source.offer(chunk, Target("s", ranks)).entries]
             body = {"serialized_named_tensors": entries, "flush_cache": False, "weight_version": version}
             ok(url, "/update_weights_from_tensor", body)
     ok(url, "/end_weight_update", {})

@@ -14,14 +14,14 @@ from refitfsm import (
     RequestFailed,
     policies,
 )
-from refitfsm.drivers.sglang import encode_inline
+from refitfsm.drivers.push import inline
 from refitfsm.sim.config import FAST, SimConfig
 from refitfsm.sim.loop import VirtualLoop, run
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.transport import SimTransport
 from refitfsm.weights.manifest import Manifest
+from refitfsm.weights.offer import Offer, Target
 from refitfsm.weights.plan import ChunkPlan
-from refitfsm.weights.source import RankPlace
 from tests.support.armed import ArmedFaults
 from tests.support.world import TinySource, World
 
@@ -30,7 +30,7 @@ VERSIONS = ("0.5.16", "0.5.23")
 
 def fleet_over(transports: Mapping[str, SimTransport], **options: object) -> Fleet:
     """A fleet over servers that exist already."""
-    return Fleet(transports, policies.load("colocated"), encode=encode_inline, **options)  # type: ignore[arg-type]
+    return Fleet(transports, policies.load("colocated"), aside=inline, **options)  # type: ignore[arg-type]
 
 
 def test_a_waiting_request_is_told_that_the_fleet_is_shut_down() -> None:
@@ -202,7 +202,7 @@ def test_a_source_that_raises_leaves_servers_usable() -> None:
     """Weights that cannot be made were not sent: the next refit puts everything right."""
 
     class Broken(TinySource):
-        def payloads(self, chunk: ChunkPlan, ranks: tuple[RankPlace, ...]) -> tuple[bytes, ...]:
+        def offer(self, chunk: ChunkPlan, target: Target) -> Offer:
             raise RuntimeError("CUDA out of memory")
 
     async def life() -> None:

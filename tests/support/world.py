@@ -7,7 +7,7 @@ from typing import NamedTuple
 from refitfsm import Fleet, policies
 from refitfsm.audit.journal import MemoryJournal, header
 from refitfsm.audit.verify import Verified, verify
-from refitfsm.drivers.sglang import encode_inline
+from refitfsm.drivers.push import inline
 from refitfsm.model.states import ServerState
 from refitfsm.model.values import ServerView
 from refitfsm.sim.choices import CalmChooser, Chooser
@@ -18,9 +18,9 @@ from refitfsm.sim.laws import belief_is_false, wrong_answer
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.transport import SimTransport
 from refitfsm.weights.manifest import Manifest, TensorSpec
+from refitfsm.weights.offer import BytesOffer, Offer, Target
 from refitfsm.weights.payload import cpu_payload
-from refitfsm.weights.plan import ChunkPlan, plan_chunks
-from refitfsm.weights.source import RankPlace
+from refitfsm.weights.plan import ChunkPlan, PushPlan, PushWish, plan_list
 
 RUN = "test"
 CHUNK_BYTES = 20_000
@@ -30,7 +30,6 @@ CHUNK_BYTES = 20_000
 class TinySource:
     """The tiny model's weights of one seed. Encodings are kept for the whole test run."""
 
-    load_format: str | None = None
     reads = 0
     """How often any of them was read."""
 
@@ -46,12 +45,14 @@ class TinySource:
             )
         )
 
-    def chunks(self, chunk_bytes_max: int) -> tuple[ChunkPlan, ...]:
-        return plan_chunks(self.manifest, min(chunk_bytes_max, CHUNK_BYTES))
+    def plan(self, wish: PushWish) -> PushPlan:
+        return plan_list(self.manifest, min(wish.chunk_bytes_max, CHUNK_BYTES))
 
-    def payloads(self, chunk: ChunkPlan, ranks: tuple[RankPlace, ...]) -> tuple[bytes, ...]:
+    def offer(self, chunk: ChunkPlan, target: Target) -> Offer:
         TinySource.reads += 1
-        return (_encoded(self.seed, chunk.names),) * len(ranks)
+        return BytesOffer((_encoded(self.seed, chunk.names),) * len(target.ranks))
+
+    def release(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -101,7 +102,7 @@ class World:
             named,
             run_id=RUN,
             journal=self.journal,
-            encode=encode_inline,
+            aside=inline,
         )
         self.digests = {0: digest_of(tiny_model(0))}
 

@@ -17,14 +17,15 @@ HEAVY = frozenset({"torch", "ray", "sglang"})
 LAYERS: dict[str, frozenset[str]] = {
     "model": frozenset(),
     "planner": frozenset({"model"}),
-    "weights": frozenset(),
-    "drivers": frozenset({"model", "weights", "errors"}),
+    "server": frozenset(),
+    "weights": frozenset({"server"}),
+    "drivers": frozenset({"model", "weights", "server", "errors"}),
     "audit": frozenset({"model", "errors"}),
     "machine": frozenset({"model", "errors"}),
     "errors": frozenset(),
     "gate": frozenset(),
     "graph": frozenset({"model"}),
-    "policies": frozenset({"model", "errors"}),
+    "policies": frozenset({"model", "weights", "errors"}),
     "servers": frozenset({"errors"}),
     "generation": frozenset({"drivers", "errors"}),
     "pushes": frozenset({"model", "weights", "errors"}),
@@ -177,19 +178,20 @@ def test_only_the_command_line_imports_the_simulator() -> None:
 
 
 def test_heavy_libraries_are_imported_when_used() -> None:
-    """No module imports torch, Ray or SGLang while it is imported itself."""
+    """No module imports torch, Ray or SGLang while it is imported itself, but those that run beside it."""
+    beside = ("refitfsm.server.loader", "refitfsm.weights.hash_kernel")
     users = [
         f"{name} imports {item.module}"
         for name, found in imports().items()
         for item in found
-        if item.always and root(item.module) in HEAVY
+        if item.always and root(item.module) in HEAVY and not name.startswith(beside)
     ]
     assert users == []
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    """`import refitfsm` in a fresh interpreter loads no torch, no Ray, no SGLang and no simulator."""
-    code = "import json, sys, refitfsm; print(json.dumps(sorted(sys.modules)))"
+    """Using `refitfsm` in a fresh interpreter loads no torch, no Ray, no SGLang and no simulator."""
+    code = "import json, sys, refitfsm; refitfsm.Fleet; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
     assert "refitfsm.fleet" in loaded
@@ -197,3 +199,18 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         name for name in loaded if root(name) in HEAVY or name.startswith(("refitfsm.sim", "refitfsm.cli"))
     ]
     assert heavy == []
+
+
+def test_a_server_that_loads_with_us_needs_only_torch() -> None:
+    """What runs inside an SGLang server imports the standard library, torch, and itself."""
+    outside = [
+        f"{name} imports {item.module}"
+        for name, found in inside("server").items()
+        for item in found
+        if root(item.module) not in {*sys.stdlib_module_names, "torch", "refitfsm"}
+    ]
+    assert outside == []
+    code = "import json, sys, refitfsm.server.protocol; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = [name for name in json.loads(done.stdout) if root(name) == "refitfsm"]
+    assert ours == ["refitfsm", "refitfsm.server", "refitfsm.server.protocol"]

@@ -11,11 +11,23 @@ from weights_payload_reader import read
 from refitfsm import weights
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.files import tiny_checkpoint, write_safetensors
+from refitfsm.weights.offer import RankPlace, Target
+from refitfsm.weights.plan import ChunkPlan, PushWish, Strategy
 from refitfsm.weights.safetensors import CheckpointFolder
-from refitfsm.weights.source import CheckpointSource, RankPlace, WeightSource
+from refitfsm.weights.source import CheckpointSource, WeightSource
 
 TINY_SEED_0 = "505183b93048f44e074ac1cf0e13238f5bff845538e854322cc693cd3947d3de"
 RANKS = (RankPlace(0, None), RankPlace(1, "GPU-x"))
+
+
+def cut(source: WeightSource, limit: int) -> tuple[ChunkPlan, ...]:
+    return source.plan(PushWish(chunk_bytes_max=limit)).chunks
+
+
+def entries(
+    source: WeightSource, chunk: ChunkPlan, ranks: tuple[RankPlace, ...] = RANKS
+) -> tuple[bytes, ...]:
+    return source.offer(chunk, Target("s", ranks)).entries
 
 
 @pytest.fixture(name="tiny", scope="module")
@@ -27,43 +39,56 @@ def test_chunks_together_are_the_checkpoint(tiny: Path) -> None:
     """The payloads of all chunks, read in order, are the tensors of the checkpoint."""
     folder = CheckpointFolder.open(tiny)
     source: WeightSource = CheckpointSource(folder)
-    found = [item for chunk in source.chunks(100_000) for item in read(source.payloads(chunk, RANKS)[0])]
+    found = [item for chunk in cut(source, 100_000) for item in read(entries(source, chunk)[0])]
     assert [name for name, _ in found] == [spec.name for spec in source.manifest.tensors]
     for name, tensor in found:
         assert tensor.storage.data == folder.tensor(name)
-    assert source.load_format is None
     source.close()
 
 
 def test_one_entry_for_each_rank(tiny: Path) -> None:
     """Every rank has an entry, and all are the same bytes."""
     source = CheckpointSource(CheckpointFolder.open(tiny))
-    chunk = source.chunks(1 << 30)[0]
-    first, second = source.payloads(chunk, RANKS)
+    chunk = cut(source, 1 << 30)[0]
+    first, second = entries(source, chunk)
     assert first is second
-    assert source.payloads(chunk, ()) == ()
+    assert entries(source, chunk, ()) == ()
 
 
 def test_servers_share_an_encoding(tiny: Path) -> None:
     """The next server gets the same encoded chunk, and an earlier chunk asked again is encoded right."""
     source = CheckpointSource(CheckpointFolder.open(tiny))
-    one, two, *_ = source.chunks(50_000)
-    (first,) = source.payloads(one, RANKS[:1])
-    assert source.payloads(one, RANKS[:1])[0] is first
-    (second,) = source.payloads(two, RANKS[:1])
+    one, two, *_ = cut(source, 50_000)
+    (first,) = entries(source, one, RANKS[:1])
+    assert entries(source, one, RANKS[:1])[0] is first
+    (second,) = entries(source, two, RANKS[:1])
     assert [name for name, _ in read(second)] == list(two.names)
-    assert source.payloads(one, RANKS[:1]) == (first,)
+    assert entries(source, one, RANKS[:1]) == (first,)
 
 
 def test_closed_source_gives_nothing(tiny: Path) -> None:
     """After closing, payloads are refused, also those given before."""
     source = CheckpointSource(CheckpointFolder.open(tiny))
-    chunk = source.chunks(1 << 30)[0]
-    source.payloads(chunk, RANKS)
+    chunk = cut(source, 1 << 30)[0]
+    entries(source, chunk)
     source.close()
     source.close()
     with pytest.raises(WeightsError, match="was closed"):
-        source.payloads(chunk, RANKS)
+        entries(source, chunk)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.BUCKET, Strategy.MIXED, Strategy.REGISTERED])
+def test_a_folder_has_no_memory_to_lend(tiny: Path, strategy: Strategy) -> None:
+    """A way of pushing that lends memory is refused before the first push, with the remedy."""
+    source = CheckpointSource(CheckpointFolder.open(tiny))
+    with pytest.raises(WeightsError, match=f"push_strategy = {strategy} needs weights in memory: use list"):
+        source.plan(PushWish(strategy))
+
+
+def test_one_push_a_tensor_for_comparison(tiny: Path) -> None:
+    """`tensor` is one push for each tensor."""
+    source = CheckpointSource(CheckpointFolder.open(tiny))
+    assert len(source.plan(PushWish(Strategy.TENSOR)).chunks) == len(source.manifest.tensors)
 
 
 def test_checkpoint_that_cannot_be_sent_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,17 +1,16 @@
-"""`TorchSource` on stand-ins for tensors: real ones are in `tests/real/check_payload.py`."""
+"""What `TorchSource` refuses, on stand-ins for tensors: real ones are in `tests/with_torch`."""
 
 import ctypes
 from dataclasses import dataclass, field
 from math import prod
 
 import pytest
-from weights_payload_reader import STRICT, Handle, globals_of, read
+from weights_payload_reader import read
 
 from refitfsm.weights.errors import WeightsError
-from refitfsm.weights.source import RankPlace, WeightSource
+from refitfsm.weights.offer import RankPlace, Target
+from refitfsm.weights.plan import PushWish, Strategy
 from refitfsm.weights.torch_source import TorchSource
-
-UUID = "0a1b2c3d-0000-1111-2222-333344445555"
 
 
 @dataclass(frozen=True)
@@ -67,110 +66,11 @@ class WrappedTensor(Tensor):
         raise NotImplementedError
 
 
-class Sharing:
-    """Counts consumers, and gives each another handle."""
-
-    def __init__(self, *, refuse: bool = False, surplus: tuple[object, ...] = ()) -> None:
-        self.consumers = 0
-        self.collected = 0
-        self._refuse = refuse
-        self._surplus = surplus
-
-    def uuid(self, device: int) -> str:
-        assert device == GPU.index
-        return UUID
-
-    def reduce(self, tensor: Tensor) -> tuple[object, ...]:
-        if self._refuse:
-            raise RuntimeError("invalid argument\nCompile with ...")
-        self.consumers += 1
-        memory = (b"handle", 12, 512, False, b"counter", self.consumers, b"event", True)
-        return (type(tensor), tensor.shape, (3, 1), 0, type(self), tensor.dtype, 3, *memory, *self._surplus)
-
-    def collect(self) -> None:
-        self.collected += 1
-
-
-def on_gpu(**options) -> tuple[TorchSource, Sharing]:
-    sharing = Sharing(**options)
-    return TorchSource({"v": Tensor(device=GPU), "w": Tensor(device=GPU)}, cuda=sharing), sharing
-
-
-def places(*uuids: str | None) -> tuple[RankPlace, ...]:
-    return tuple(RankPlace(rank, uuid) for rank, uuid in enumerate(uuids))
-
-
-@pytest.mark.parametrize("as_pairs", [True, False])
-def test_cpu_tensors_travel_as_their_bytes(as_pairs: bool) -> None:
-    """From a mapping or from pairs, a CPU tensor is sent as the bytes it has at the time of the call."""
-    tensor = Tensor()
-    source: WeightSource = TorchSource(iter([("w", tensor)]) if as_pairs else {"w": tensor})
-    (chunk,) = source.chunks(1 << 20)
-    first = source.payloads(chunk, places(None, UUID))
-    assert first[0] == first[1]
-    tensor.memory[0] = 99
-    changed = source.payloads(chunk, places(None))
-    for entry, byte in ((first[0], 0), (changed[0], 99)):
-        ((name, found),) = read(entry)
-        assert (name, found.shape, found.storage.cls) == ("w", (2, 3), "torch.BFloat16Storage")
-        assert found.storage.data == bytes([byte, *range(1, 12)])
-    assert source.load_format is None
-
-
-def test_gpu_tensors_travel_as_handles() -> None:
-    """A GPU tensor is torch's own rebuilding call, with the GPU's UUID where torch has a number."""
-    source, _ = on_gpu()
-    (chunk,) = source.chunks(1 << 20)
-    (entry,) = source.payloads(chunk, places(UUID))
-    found = read(entry)
-    assert [name for name, _ in found] == ["v", "w"]
-    head = ("torch.Tensor", (2, 3), (3, 1), 0, "torch.storage.TypedStorage", "torch.bfloat16", UUID)
-    assert found[0][1] == Handle((*head, b"handle", 12, 512, False, b"counter", 1, b"event", True))
-    assert globals_of(entry) - STRICT == {("torch", "bfloat16")}
-
-
-def test_each_consumer_has_its_own_handles() -> None:
-    """Two ranks, two servers, two attempts: no GPU payload is given twice."""
-    source, sharing = on_gpu()
-    (chunk,) = source.chunks(1 << 20)
-    entries = [*source.payloads(chunk, places(None, None)), *source.payloads(chunk, places(UUID))]
-    assert len(set(entries)) == 3
-    assert sharing.consumers == 6
-
-
-@pytest.mark.parametrize("spelling", [UUID, f"GPU-{UUID}", f"gpu-{UUID.upper()}", f"GPU-{UUID}\n"])
-def test_a_rank_on_the_same_gpu_is_served(spelling: str) -> None:
-    """A UUID is the same with and without its prefix, in either case."""
-    source, _ = on_gpu()
-    (chunk,) = source.chunks(1 << 20)
-    assert source.payloads(chunk, places(spelling)) != ()
-
-
-def test_a_rank_on_another_gpu_is_refused() -> None:
-    """Handles are made for no rank if one of the ranks is known to be elsewhere."""
-    source, sharing = on_gpu()
-    (chunk,) = source.chunks(1 << 20)
-    with pytest.raises(WeightsError, match=rf"rank 1 is on GPU GPU-other, the tensors are on GPU {UUID}"):
-        source.payloads(chunk, places(UUID, "GPU-other"))
-    assert sharing.consumers == 0
-
-
-def test_tensors_are_held_until_close() -> None:
-    """The source keeps its tensors until closed; then it gives no payload and frees GPU memory once."""
-    source, sharing = on_gpu()
-    (chunk,) = source.chunks(1 << 20)
-    source.close()
-    source.close()
-    assert sharing.collected == 1
-    with pytest.raises(WeightsError, match="were let go"):
-        source.payloads(chunk, places(None))
-
-
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
         ([1.0], "is a list, not a torch tensor"),
-        (ShardedTensor(), r"is a DTensor, here only in part: give tensor.full_tensor\(\)"),
+        (ShardedTensor(), r"is a DTensor, here only in part"),
         (WrappedTensor(), "is a WrappedTensor"),
         (Tensor(is_meta=True), "is on the meta device"),
         (Tensor(is_nested=True), "is a nested tensor"),
@@ -197,21 +97,40 @@ def test_names_and_devices_are_checked_over_all_tensors() -> None:
         TorchSource({"v": Tensor(), "w": Tensor(device=GPU)})
 
 
+@pytest.mark.parametrize("as_pairs", [True, False])
+def test_cpu_tensors_travel_as_their_bytes(as_pairs: bool) -> None:
+    """From a mapping or from pairs, a CPU tensor is sent as the bytes it has at the time of the call."""
+    tensor = Tensor()
+    source = TorchSource(iter([("w", tensor)]) if as_pairs else {"w": tensor})
+    (chunk,) = source.plan(PushWish()).chunks
+    target = Target("s", (RankPlace(0, None), RankPlace(1, "GPU-x")))
+    first = source.offer(chunk, target).entries
+    assert first[0] == first[1]
+    tensor.memory[0] = 99
+    changed = source.offer(chunk, target).entries
+    for entry, byte in ((first[0], 0), (changed[0], 99)):
+        ((name, found),) = read(entry)
+        assert (name, found.shape, found.storage.cls) == ("w", (2, 3), "torch.BFloat16Storage")
+        assert found.storage.data == bytes([byte, *range(1, 12)])
+
+
+@pytest.mark.parametrize("strategy", [Strategy.BUCKET, Strategy.MIXED, Strategy.REGISTERED])
+def test_bytes_cannot_be_mapped(strategy: Strategy) -> None:
+    """A way of pushing that lends memory is refused for private host memory, with the remedy."""
+    with pytest.raises(WeightsError, match="give CUDA tensors, or TorchSource"):
+        TorchSource({"w": Tensor()}).plan(PushWish(strategy))
+
+
 def test_one_storage_under_two_names_is_sent_twice() -> None:
     """Tied weights are two tensors to the server."""
     tensor = Tensor()
     source = TorchSource({"v": tensor, "w": tensor})
-    (chunk,) = source.chunks(1 << 20)
-    assert [name for name, _ in read(source.payloads(chunk, places(None))[0])] == ["v", "w"]
+    (chunk,) = source.plan(PushWish()).chunks
+    (entry,) = source.offer(chunk, Target("s", (RankPlace(0, None),))).entries
+    assert [name for name, _ in read(entry)] == ["v", "w"]
 
 
-def test_torch_that_cannot_share_is_reported() -> None:
-    """A refusal of torch becomes one line that names the tensor; so does a torch of another kind."""
-    for source, reason in (
-        (on_gpu(refuse=True)[0], r"cannot share its GPU memory \(invalid argument\)"),
-        (on_gpu(surplus=(1,))[0], "by 16 values, 15 were expected"),
-    ):
-        (chunk,) = source.chunks(1 << 20)
-        with pytest.raises(WeightsError, match=rf"^tensor 'v': .*{reason}") as caught:
-            source.payloads(chunk, places(None))
-        assert "\n" not in str(caught.value)
+def test_nothing_to_push_is_refused() -> None:
+    """A source of no tensors is a mistake."""
+    with pytest.raises(WeightsError, match="no tensors"):
+        TorchSource({})

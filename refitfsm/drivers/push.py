@@ -1,0 +1,62 @@
+"""What a push needs beside the wire: the weights of the open refit, and where their source does its work."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.offer import Offer, Target
+from refitfsm.weights.plan import ChunkPlan
+from refitfsm.weights.source import WeightSource
+
+T = TypeVar("T")
+
+
+class Aside(Protocol):
+    """Where the work of a weight source is done: it copies, encodes and waits."""
+
+    async def __call__(self, work: Callable[[], T]) -> T: ...
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Beside the event loop, so that other servers' answers are not kept waiting."""
+    return await asyncio.to_thread(work)
+
+
+async def inline(work: Callable[[], T]) -> T:
+    """At once: for simulated time, where threads have no place."""
+    return work()
+
+
+class Load(NamedTuple):
+    """The weights of the open refit."""
+
+    source: WeightSource
+    chunks: tuple[ChunkPlan, ...]
+
+
+def offer_and_body(source: WeightSource, chunk: ChunkPlan, target: Target, label: str) -> tuple[Offer, bytes]:
+    """An offer and the body of /update_weights_from_tensor with it. `label` goes with the last chunk only.
+
+    Raises:
+        WeightsError: a tensor cannot be sent, or not to these ranks.
+    """
+    offer = source.offer(chunk, target)
+    if len(offer.entries) != len(target.ranks):
+        offer.withdraw()
+        raise WeightsError(
+            f"{len(offer.entries)} payloads for {len(target.ranks)} ranks: SGLang dies of too few"
+        )
+    rest: dict[str, object] = {"load_format": offer.load_format, "flush_cache": False}
+    if label:
+        rest["weight_version"] = label
+    # Payloads are base64, which JSON takes as it is: joining saves a copy of the whole model.
+    body = (
+        b'{"serialized_named_tensors":["'
+        + b'","'.join(offer.entries)
+        + b'"],'
+        + msgspec.json.encode(rest)[1:]
+    )
+    return offer, body

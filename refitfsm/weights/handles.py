@@ -1,0 +1,131 @@
+"""Offers of tensors where they lie: the server maps this process's memory and copies from there."""
+
+import binascii
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.lending import Counter, Lease, Ledger, Memory
+from refitfsm.weights.offer import RankPlace, Settled, Target
+from refitfsm.weights.opcodes import Value, pickle_pieces
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Replica(NamedTuple):
+    """All tensors in one place."""
+
+    memory: Memory
+    tensors: "dict[str, torch.Tensor]"
+
+
+class LentOffer:
+    """Entries that lend out memory, until the server has given it back."""
+
+    def __init__(
+        self,
+        entries: tuple[bytes, ...],
+        load_format: str | None,
+        lease: Lease,
+        ledger: Ledger,
+        *,
+        places: Sequence[Memory],
+        note: str = "",
+    ) -> None:
+        self.entries = entries
+        self.load_format = load_format
+        self._lease = lease
+        self._ledger = ledger
+        self._places = places
+        self._note = note
+        ledger.issue(lease)
+
+    def settle(self) -> Settled:
+        """See `Offer.settle`."""
+        self._ledger.require_back(self._lease)
+        self._collect()
+        return Settled(applied=True, note=self._note)
+
+    def withdraw(self) -> None:
+        """See `Offer.withdraw`."""
+        self._ledger.write_off(self._lease)
+        self._collect()
+
+    def _collect(self) -> None:
+        for memory in self._places:
+            memory.collect()
+
+
+def list_offer(
+    target: Target, replicas: Sequence[Replica], names: Sequence[str], ledger: Ledger, note: str = ""
+) -> LentOffer:
+    """The named tensors as they lie, for each rank those of its own place.
+
+    Raises:
+        WeightsError: a rank has no tensors on its GPU, or memory cannot be shared.
+    """
+    chosen = [replica_of(replicas, rank) for rank in target.ranks]
+    synchronize(chosen)
+    entries, counters = [], []
+    for replica in chosen:
+        named, lent = lend_all(replica, names)
+        entries.append(encoded(named))
+        counters += lent
+    lease = Lease(target.server, counters)
+    places = [replica.memory for replica in chosen]
+    return LentOffer(tuple(entries), None, lease, ledger, places=places, note=note)
+
+
+def synchronize(replicas: Sequence[Replica]) -> None:
+    """Wait until what the tensors are to hold is there: handles carry no event."""
+    for memory in {replica.memory.place: replica.memory for replica in replicas}.values():
+        memory.synchronize()
+
+
+def lend_all(replica: Replica, names: Sequence[str]) -> tuple[list[Value], list[Counter]]:
+    """Names with what has to be unpickled for each, and the counters of what was lent.
+
+    Raises:
+        WeightsError: memory cannot be shared.
+    """
+    named: list[Value] = []
+    counters: list[Counter] = []
+    for name in names:
+        lent = replica.memory.lend(name, replica.tensors[name])
+        named.append((name, lent.value))
+        if lent.counter is not None:
+            counters.append(lent.counter)
+    return named, counters
+
+
+def encoded(value: Value) -> bytes:
+    """One entry of `serialized_named_tensors`."""
+    return binascii.b2a_base64(b"".join(pickle_pieces(value)), newline=False)
+
+
+def replica_of(replicas: Sequence[Replica], rank: RankPlace) -> Replica:
+    """The tensors that lie where a rank can map them.
+
+    Raises:
+        WeightsError: there are none on its GPU, or its GPU is not known and there are several.
+    """
+    if rank.gpu_uuid is None:
+        if len(replicas) > 1:
+            raise WeightsError(
+                f"the tensors are on {len(replicas)} GPUs and the GPU of rank {rank.tp_rank} is not known:"
+                " name the server's GPUs, ServerSpec(url, gpus=...)"
+            )
+        return replicas[0]
+    for replica in replicas:
+        if not replica.memory.place or _bare(replica.memory.place) == _bare(rank.gpu_uuid):
+            return replica
+    have = ", ".join(replica.memory.place for replica in replicas)
+    raise WeightsError(
+        f"rank {rank.tp_rank} is on GPU {rank.gpu_uuid}, the tensors are on {have}:"
+        " give tensors of the rank's own GPU too, or CPU tensors"
+    )
+
+
+def _bare(uuid: str) -> str:
+    return uuid.strip().lower().removeprefix("gpu-")

@@ -1,0 +1,62 @@
+"""Whether a torch tensor can be sent as it lies in memory."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from refitfsm.weights.dtypes import from_torch
+from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.manifest import TensorSpec
+from refitfsm.weights.payload import check_sendable
+
+if TYPE_CHECKING:
+    import torch
+
+# Asked by attribute, since the package imports without torch, and in an order that makes each question safe.
+_REFUSALS: "tuple[tuple[Callable[[torch.Tensor], bool], str], ...]" = (
+    (
+        lambda t: not hasattr(t, "data_ptr"),
+        "is a {type}, not a torch tensor: convert it with torch.as_tensor",
+    ),
+    (lambda t: hasattr(t, "full_tensor"), "is a DTensor, here only in part: give tensor.full_tensor()"),
+    (lambda t: hasattr(t, "__tensor_flatten__"), "is a {type}, made of other tensors: give a plain tensor"),
+    (lambda t: t.is_meta, "is on the meta device and has no values: load the model first"),
+    (lambda t: t.is_nested, "is a nested tensor: give plain ones, one by one"),
+    (lambda t: str(t.layout) != "torch.strided", "has layout {layout}: give tensor.to_dense()"),
+    (lambda t: t.is_quantized, "is quantised by torch: give tensor.dequantize()"),
+    (
+        lambda t: t.is_conj() or t.is_neg(),
+        "is a lazy conjugate or negation: give resolve_conj().resolve_neg()",
+    ),
+    (lambda t: t.device.type not in {"cpu", "cuda"}, "is on {device}: give tensor.cpu()"),
+)
+
+
+def spec_of(name: str, tensor: "torch.Tensor") -> TensorSpec:
+    """The spec of a tensor whose memory is simply its elements, in row-major order.
+
+    Raises:
+        WeightsError: it is not; the message says why, and what to give instead.
+    """
+    problem = _problem(tensor)
+    if problem is not None:
+        raise WeightsError(f"tensor {name!r} {problem}")
+    dtype = from_torch(tensor.dtype)
+    if dtype is None:
+        raise WeightsError(f"tensor {name!r} is {tensor.dtype}, which has no name in safetensors: convert it")
+    spec = TensorSpec.of(name, dtype, tuple(int(size) for size in tensor.shape))
+    check_sendable(spec)
+    if not tensor.is_contiguous():
+        raise WeightsError(f"tensor {name!r} is not contiguous: give tensor.contiguous()")
+    return spec
+
+
+def _problem(tensor: "torch.Tensor") -> str | None:
+    """Why a tensor's memory is not simply its elements, with the remedy."""
+    for refused, text in _REFUSALS:
+        if refused(tensor):
+            return text.format(
+                type=type(tensor).__name__,
+                layout=getattr(tensor, "layout", None),
+                device=getattr(tensor, "device", None),
+            )
+    return None

@@ -1,0 +1,190 @@
+"""How long weights of a Qwen3-8B take from a trainer's GPU memory into real servers, by each way of pushing.
+
+    python3 -m tests.gpu.push_benchmark --out FILE.json [--kernels ARCHIVE] [--repeats N] [--model NAME]
+
+All in one run, so that ratios mean something: a plain copy on the same GPU, each strategy on one server with
+its checksums compared, whole colocated cycles with one server and with two, and fifty pushes with memory and
+leases before and after. A time ends when the memory that was lent has come back, which the server counts
+down only after its copies are done. Prints a table last; ends with 1 if any content was wrong.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pynvml
+import torch
+
+from refitfsm.server import LOADER
+from refitfsm.weights.handles import lend_all
+from refitfsm.weights.plan import PushWish, Strategy
+from refitfsm.weights.torch_source import TorchSource
+from tests.gpu.models import QWEN3_8B, QWEN3_TINY, Qwen3, fill
+from tests.gpu.push_measures import Row, Weights, copies, cycles, many, plainest, variant
+from tests.gpu.server import GpuServer, kernels, site
+from tests.real.server import side_by_side
+
+MODELS = {"qwen3-8b": QWEN3_8B, "tiny": QWEN3_TINY}
+WISH = PushWish(chunk_bytes_max=1 << 40, bucket_bytes=512 << 20)
+LIFE = ("cycles_two_servers", "cycles_one_server", "fifty_lists", "fifty_registered")
+"""Two first: afterwards the servers no longer hold the same version."""
+
+
+async def attempted(work: Awaitable[Row], name: str) -> Row:
+    """The rest of a run is worth having when one part of it fails."""
+    try:
+        return await work
+    except Exception:  # noqa: BLE001
+        return {"name": name, "error": traceback.format_exc()}
+
+
+def counted(weights: Weights) -> dict[str, int]:
+    """Whether torch's counts of lent tensors can be read here: all of them, or the proof is none."""
+    replica = weights.source._replicas[0]
+    names = list(weights.tensors)[:5]
+    _, counters = lend_all(replica, names)
+    held = sum(not counter.is_back() for counter in counters)
+    for counter in counters:
+        counter.write_off()
+    replica.memory.collect()
+    return {"lent": len(names), "counted": len(counters), "held": held}
+
+
+async def measure(urls: list[str], model: Qwen3, repeats: int, result: dict[str, object]) -> None:
+    separate, in_one = model.separate("cuda"), model.in_one("cuda")
+    fill(separate, 1)
+    fill(in_one, 2)
+    result["weight_bytes"] = sum(tensor.nbytes for tensor in separate.values())
+    result["copies_s"] = copies(separate, in_one, repeats)
+    apart, together = Weights(separate, TorchSource(separate)), Weights(in_one, TorchSource(in_one))
+    result["counters"] = counted(apart)
+    rows: list[Row] = []
+    result["variants"] = rows
+    row, expected = await plainest(urls[0], apart, WISH._replace(strategy=Strategy.TENSOR))
+    rows.append(row)
+    for name, weights, strategy in (
+        ("list", apart, Strategy.LIST),
+        ("list, one allocation", together, Strategy.LIST),
+        ("bucket, 2 x 0.5 GiB", apart, Strategy.BUCKET),
+        ("mixed", apart, Strategy.MIXED),
+        ("registered", apart, Strategy.REGISTERED),
+        ("registered, one allocation", together, Strategy.REGISTERED),
+    ):
+        work = variant(
+            name,
+            urls[0],
+            weights,
+            WISH._replace(strategy=strategy),
+            repeats=repeats,
+            expected=expected,
+            fresh=strategy is Strategy.REGISTERED,
+        )
+        rows.append(await attempted(work, name))
+    lives: tuple[Callable[[], Awaitable[Row]], ...] = (
+        lambda: cycles(urls, apart, 3, expected),
+        lambda: cycles(urls[:1], apart, 4, expected),
+        lambda: many(urls[0], apart, WISH._replace(strategy=Strategy.LIST), 50),
+        lambda: many(urls[0], apart, WISH._replace(strategy=Strategy.REGISTERED), 50),
+    )
+    for name, begin in zip(LIFE, lives, strict=True):
+        result[name] = await attempted(begin(), name)
+    apart.source.close()
+    together.source.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure every way of pushing weights on one GPU.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--kernels", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", choices=MODELS, default="qwen3-8b")
+    options = parser.parse_args()
+    pynvml.nvmlInit()
+    folder = MODELS[options.model].write_config(Path(tempfile.mkdtemp(prefix="refitfsm-")))
+    packages = site()
+    flags = ["--load-format", "dummy", "--custom-weight-loader", LOADER]
+    root = str(Path(__file__).resolve().parents[2])
+    env = {"PYTHONPATH": f"{packages}:{root}"}
+    servers = [
+        GpuServer(
+            folder,
+            packages=packages,
+            flags=flags,
+            env=env,
+            mem_fraction_static=fraction,
+            max_total_tokens=tokens,
+        )
+        for fraction, tokens in ((0.45, None), (0.2, 32_768))
+    ]
+    result: dict[str, object] = {
+        "what": "ways to push weights, one GPU; colocated cycles; fifty pushes",
+        "command": "python3 -m tests.gpu.push_benchmark --out FILE.json",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {"gpu": torch.cuda.get_device_name(0), "gpus": 1},
+        "versions": {"sglang": "0.5.16", "torch": torch.__version__, "python": sys.version.split()[0]},
+        "model": options.model,
+    }
+    began = time.monotonic()
+    with kernels(options.kernels), side_by_side(*servers):
+        result["servers_start_s"] = round(time.monotonic() - began, 1)
+        try:
+            asyncio.run(
+                measure([server.url for server in servers], MODELS[options.model], options.repeats, result)
+            )
+        except Exception:  # noqa: BLE001 - what was measured is written all the same
+            result["error"] = traceback.format_exc()
+        result["server_log_end"] = (
+            servers[0].log[-3000:] if "error" in json.dumps(result, default=str) else ""
+        )
+        result["seconds"] = round(time.monotonic() - began, 1)
+        options.out.write_text(json.dumps(result, indent=2, default=str) + "\n")
+    return report(result)
+
+
+def report(result: dict[str, object]) -> int:
+    """Print the table; 1 if any content was wrong or anything failed."""
+    print(
+        json.dumps(
+            {
+                key: result[key]
+                for key in ("servers_start_s", "seconds", "weight_bytes", "counters", "copies_s")
+                if key in result
+            }
+        )
+    )
+    bad = "error" in result
+    for row in result.get("variants", []):  # type: ignore[attr-defined]
+        if "error" in row:
+            bad = True
+            print(f"{row['name']}: {row['error'][-700:]}")
+            continue
+        bad = bad or row["content_right"] is False
+        parts = " ".join(
+            f"{part} {value * 1000:.1f}" for part, value in row["parts_s"].items() if part != "pushes"
+        )
+        print(
+            f"{row['name']:28} median {row['median_s'] * 1000:8.1f} ms"
+            f"  extra {row['extra_bytes'] / 1e9:5.2f} GB  content {row['content_right']}"
+            f"  leases {row['open_leases']}  ({parts})"
+        )
+    for name in LIFE:
+        found = result.get(name, {})
+        bad = bad or "error" in found  # type: ignore[operator]
+        for row in found.get("cycles", [found]):  # type: ignore[attr-defined]
+            print(name, json.dumps(row, default=str)[-900:])
+            bad = bad or not all(row.get("content_right", [True]))
+    if "error" in result:
+        print(result["error"])
+    print("WRONG" if bad else "GOOD")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""The parts of `push_benchmark`: one push, one way of pushing, colocated cycles, many pushes."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pynvml
+import torch
+
+from refitfsm import Fleet, ServerSpec
+from refitfsm.drivers.http import HttpTransport
+from refitfsm.drivers.push import offer_and_body
+from refitfsm.weights.offer import RankPlace, Target
+from refitfsm.weights.plan import PushWish
+from refitfsm.weights.torch_source import TorchSource
+from tests.gpu.models import fill
+from tests.real.server import call
+
+Tensors = dict[str, torch.Tensor]
+Row = dict[str, object]
+
+
+class Weights(NamedTuple):
+    """Tensors, and the source that pushes them."""
+
+    tensors: Tensors
+    source: TorchSource
+
+
+def used_bytes() -> int:
+    """Memory of the GPU in use, by everybody."""
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+
+
+def gpu_uuid() -> str:
+    return str(torch.cuda.get_device_properties(0).uuid)
+
+
+def timed(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def copies(one: Tensors, other: Tensors, repeats: int) -> dict[str, list[float]]:
+    """Plain copies of all tensors on the GPU: one call for all, and one call each."""
+    sources, targets = list(one.values()), list(other.values())
+
+    def each() -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source, non_blocking=True)
+
+    return {
+        "foreach": [timed(lambda: torch._foreach_copy_(targets, sources)) for _ in range(repeats + 1)][1:],
+        "each": [timed(each) for _ in range(repeats + 1)][1:],
+    }
+
+
+async def push(
+    transport: HttpTransport, server: str, source: TorchSource, wish: PushWish
+) -> dict[str, float]:
+    """One push of everything, as the driver does it; seconds by part."""
+    target = Target(server, (RankPlace(0, gpu_uuid()),))
+    spent = {"plan": 0.0, "offer": 0.0, "post": 0.0, "settle": 0.0}
+    began = time.perf_counter()
+    plan = source.plan(wish)
+    spent["plan"] = time.perf_counter() - began
+    for chunk in plan.chunks:
+        marks = [time.perf_counter()]
+        offer, body = offer_and_body(source, chunk, target, "")
+        marks.append(time.perf_counter())
+        reply = await transport.request("POST", "/update_weights_from_tensor", body)
+        marks.append(time.perf_counter())
+        if reply.status != 200 or b'"success":true' not in reply.body.replace(b" ", b""):
+            raise RuntimeError(f"{reply.status}: {reply.body[:300]!r}")
+        settled = offer.settle()
+        if not settled.applied:
+            raise RuntimeError(f"not applied: {settled.note}")
+        marks.append(time.perf_counter())
+        for part, begin, end in zip(("offer", "post", "settle"), marks, marks[1:], strict=False):
+            spent[part] += end - begin
+    spent["total"] = time.perf_counter() - began
+    spent["pushes"] = len(plan.chunks)
+    return spent
+
+
+def checksums(url: str) -> dict[str, str]:
+    found: dict[str, str] = call(url, "/weights_checker", {"action": "checksum"}).value["ranks"][0][
+        "checksums"
+    ]
+    return found
+
+
+async def variant(
+    name: str,
+    url: str,
+    weights: Weights,
+    wish: PushWish,
+    *,
+    repeats: int,
+    expected: dict[int, dict[str, str]],
+    fresh: bool = False,
+) -> Row:
+    """One way of pushing, repeated; the server's content compared at the end.
+
+    With `fresh` the values change before each push: what is only replayed has to show that it copies.
+    """
+    tensors, source = weights
+    transport = HttpTransport(url)
+    seed = 1
+    fill(tensors, seed)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    samples = []
+    try:
+        await push(transport, url, source, wish)
+        for _ in range(repeats):
+            if fresh:
+                seed = 3 - seed
+                fill(tensors, seed)
+                torch.cuda.synchronize()
+            samples.append(await push(transport, url, source, wish))
+        good = checksums(url) == expected[seed]
+    finally:
+        await transport.aclose()
+    peak = torch.cuda.max_memory_allocated() - held
+    source.release()
+    totals = [sample["total"] for sample in samples]
+    return {
+        "name": name,
+        "seconds": totals,
+        "median_s": statistics.median(totals),
+        "parts_s": {part: statistics.median(s[part] for s in samples) for part in samples[0]},
+        "extra_bytes": peak,
+        "open_leases": len(source.open_leases),
+        "content_right": good,
+    }
+
+
+async def plainest(url: str, weights: Weights, wish: PushWish) -> tuple[Row, dict[int, dict[str, str]]]:
+    """One push a tensor, twice: what it takes, and the checksums that all other ways are compared with."""
+    transport = HttpTransport(url)
+    expected, samples = {}, []
+    for seed in (1, 2):
+        fill(weights.tensors, seed)
+        torch.cuda.synchronize()
+        samples.append(await push(transport, url, weights.source, wish))
+        expected[seed] = checksums(url)
+    await transport.aclose()
+    assert expected[1] != expected[2]
+    totals = [sample["total"] for sample in samples]
+    parts = {part: statistics.median(s[part] for s in samples) for part in samples[0]}
+    row: Row = {"name": "tensor", "seconds": totals, "median_s": statistics.median(totals), "parts_s": parts}
+    row |= {"extra_bytes": 0, "open_leases": len(weights.source.open_leases), "content_right": True}
+    return row, expected
+
+
+async def cycles(urls: list[str], weights: Weights, count: int, expected: dict[int, dict[str, str]]) -> Row:
+    """Colocated cycles through the fleet: release, refit, with the weights changed in between."""
+    specs = [ServerSpec(url, (gpu_uuid(),)) for url in urls]
+    policy = Path(__file__).with_name("colocated_registered.toml")
+    rows = []
+    async with Fleet.connect(specs, policy=policy) as fleet:
+        for version in range(1, count + 1):
+            full = used_bytes()
+            released = await fleet.release()
+            empty = used_bytes()
+            seed = 1 + version % 2
+            fill(weights.tensors, seed)
+            torch.cuda.synchronize()
+            refit = await fleet.refit(weights.source, version)
+            phases = {
+                **{f"{kind} (release)": seconds for kind, seconds in released.phases_s.items()},
+                **{f"{kind} (refit)": seconds for kind, seconds in refit.phases_s.items()},
+            }
+            seconds = released.seconds + refit.seconds
+            rows.append(
+                {
+                    "seconds": seconds,
+                    "release_s": released.seconds,
+                    "refit_s": refit.seconds,
+                    "phases_s": phases,
+                    "controller_share": 1 - sum(phases.values()) / seconds,
+                    "freed_bytes": full - empty,
+                    "content_right": [
+                        await asyncio.to_thread(checksums, url) == expected[seed] for url in urls
+                    ],
+                }
+            )
+            answer = await fleet.generate([5, 6, 7], {"temperature": 0, "max_new_tokens": 4})
+            assert answer.version == version
+    return {"servers": len(urls), "cycles": rows}
+
+
+async def many(url: str, weights: Weights, wish: PushWish, count: int) -> Row:
+    """Memory and handles after many pushes."""
+    source = weights.source
+    transport = HttpTransport(url)
+    try:
+        await push(transport, url, source, wish)
+        source.release()
+        before = (used_bytes(), torch.cuda.memory_allocated(), len(source.open_leases))
+        for _ in range(count):
+            await push(transport, url, source, wish)
+        source.release()
+        after = (used_bytes(), torch.cuda.memory_allocated(), len(source.open_leases))
+    finally:
+        await transport.aclose()
+    return {"strategy": wish.strategy, "pushes": count, "before": before, "after": after}
