@@ -13,7 +13,7 @@ from refitfsm.errors import ControllerClosed
 from refitfsm.fleet import GENERATE_S, Fleet
 from refitfsm.generation import Generation
 from refitfsm.pushes import Weights
-from refitfsm.reports import CycleReport, FleetStatus
+from refitfsm.reports import CycleReport, FleetStatus, joined
 from refitfsm.servers import ServerSpec
 
 T = TypeVar("T")
@@ -118,9 +118,30 @@ class BlockingFleet:
         """See `Fleet.resume`."""
         return self._wait(self._fleet.resume())
 
-    def refit(self, weights: Weights, version: int) -> CycleReport:
-        """See `Fleet.refit`."""
-        return self._wait(self._fleet.refit(weights, version))
+    def refit(
+        self,
+        weights: Weights,
+        version: int,
+        *,
+        before_push: Callable[[], None] | None = None,
+        after_push: Callable[[], None] | None = None,
+    ) -> CycleReport:
+        """See `Fleet.refit`. Hooks are called in the calling thread, which may hold a GPU context."""
+        if before_push is not None:
+            before_push()
+        if after_push is None:
+            return self._wait(self._fleet.refit(weights, version))
+        staged = self.stage(weights, version)
+        after_push()
+        return joined(staged, self.commit(version))
+
+    def stage(self, weights: Weights, version: int) -> CycleReport:
+        """See `Fleet.stage`."""
+        return self._wait(self._fleet.stage(weights, version))
+
+    def commit(self, version: int) -> CycleReport:
+        """See `Fleet.commit`."""
+        return self._wait(self._fleet.commit(version))
 
     def invalidate_kv_cache(self) -> CycleReport:
         """See `Fleet.invalidate_kv_cache`."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from refitfsm.audit.sink import Logger, LogSink
 from refitfsm.controller import Controller
 from refitfsm.drivers.base import ServerGone
 from refitfsm.drivers.http import HttpTransport
-from refitfsm.drivers.push import Aside, Load, in_thread
+from refitfsm.drivers.push import Aside, Threads
 from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.drivers.transport import Transport
 from refitfsm.errors import ConfigError, ControllerClosed, NotServing, RequestFailed
@@ -23,16 +23,15 @@ from refitfsm.model.fleet import FleetView, Goal, admits
 from refitfsm.model.rules import FailurePolicy
 from refitfsm.planner.cycle import is_reached
 from refitfsm.planner.requests import Request
-from refitfsm.pushes import Weights, as_source, check_manifest, server_manifest
-from refitfsm.reports import CycleReport, FleetStatus, aborted, phases_s
+from refitfsm.pushes import Pushes, Weights
+from refitfsm.reports import CycleReport, FleetStatus, aborted, joined, phases_s
 from refitfsm.servers import ServerSpec, checked_specs
 from refitfsm.weights.errors import WeightsError
-from refitfsm.weights.manifest import Manifest
-from refitfsm.weights.plan import PushWish
-from refitfsm.weights.source import WeightSource
 
 VERSION_MAX = 2**53 - 1
 """The largest whole number that every reader of JSON takes exactly."""
+Hook = Callable[[], Awaitable[None] | None]
+"""What a trainer wants done at a point of a refit."""
 GENERATE_S = 600.0
 """How long an answer may take, unless the caller says otherwise."""
 
@@ -58,7 +57,7 @@ class Fleet:
         gpus: Mapping[str, tuple[str, ...]] | None = None,
         allow_unknown_version: bool = False,
         logger: Logger | None = None,
-        aside: Aside = in_thread,
+        aside: Aside | None = None,
     ) -> None:
         """A fleet over transports that exist already. Most callers want `connect`."""
         self.run_id = run_id or secrets.token_hex(4)
@@ -69,6 +68,8 @@ class Fleet:
                 f"policy {policy.name}: floor is {rules.floor} and there are {len(transports)} servers;"
                 " give more servers, or a lower floor"
             )
+        # A source may keep one server's offer waiting for another's: each has a thread, and one to spare.
+        self._threads = Threads(2 * len(transports))
         self._drivers = {
             name: SGLangDriver(
                 transport,
@@ -76,17 +77,15 @@ class Fleet:
                 server=name,
                 gpus=(gpus or {}).get(name, ()),
                 allow_unknown_version=allow_unknown_version,
-                aside=aside,
+                aside=aside or self._threads,
             )
             for name, transport in transports.items()
         }
         self._journal = journal if journal is not None else NoJournal()
         self._sink = LogSink(self.run_id, logger)
         self._controller: Controller | None = None
-        self._reference: Manifest | None = None
+        self._pushes = Pushes(self._drivers, policy.policy, self._warn)
         self._closed = False
-        self._opened: list[WeightSource] = []
-        """Sources made here for a refit; closed once no cycle can read them."""
 
     @classmethod
     def connect(
@@ -175,11 +174,10 @@ class Fleet:
         if self._controller is not None:
             await self._controller.aclose()
         self._journal.close()
-        self._load(None)
-        for source in self._opened:
-            source.close()
+        self._pushes.clear()
         for driver in self._drivers.values():
             await driver.aclose()
+        self._threads.close()
 
     @property
     def _running(self) -> Controller:
@@ -202,6 +200,9 @@ class Fleet:
             {name: gate.in_flight for name, gate in running.gates.items()},
         )
 
+    def _warn(self, text: str) -> None:
+        asyncio.get_running_loop().call_soon(self._sink.warn, text)
+
     # -- cycles --------------------------------------------------------------------------------------
 
     async def release(self) -> CycleReport:
@@ -220,72 +221,72 @@ class Fleet:
         """
         return await self._cycle(Request(Goal.RESUME))
 
-    async def refit(self, weights: Weights, version: int) -> CycleReport:
+    async def refit(
+        self,
+        weights: Weights,
+        version: int,
+        *,
+        before_push: Hook | None = None,
+        after_push: Hook | None = None,
+    ) -> CycleReport:
         """Put new weights in place on every server, and serve them once all have them.
 
         The fleet serves `version` when this returns, or what it served before when it raises.
 
+        A trainer that keeps its weights elsewhere while servers generate gives hooks: `before_push` brings
+        them to the GPU and makes room for the servers', `after_push` takes them away and so makes room for
+        the servers' caches. When `after_push` raises, the weights stay staged: `commit` goes on from there.
+
         Args:
-            weights: must not change until this returns. A source that is given is not closed.
+            weights: must not change until the push is over. A source that is given is not closed.
             version: above the version that is served.
+            before_push: called before anything is asked of a server; may be a coroutine function.
+            after_push: called when every server has proved its weights, and none serves them yet.
 
         Raises:
             ConfigError: the weights do not fit the servers' model; nothing was sent.
             CommandRefused: not legal now; nothing was sent.
             CycleAborted: a server failed; the message says which, why, and what is left.
         """
+        if before_push is not None:
+            await _called(before_push)
+        if after_push is None:
+            return await self._push(Goal.REFIT, weights, version)
+        staged = await self._push(Goal.STAGE, weights, version)
+        await _called(after_push)
+        return joined(staged, await self.commit(version))
+
+    async def stage(self, weights: Weights, version: int) -> CycleReport:
+        """Put new weights in place on every server, without serving them: `commit` does.
+
+        What else was released stays with the trainer until then. Arguments and errors are those of `refit`.
+        """
+        return await self._push(Goal.STAGE, weights, version)
+
+    async def commit(self, version: int) -> CycleReport:
+        """Serve the version that was staged. May be called again after it failed.
+
+        Raises:
+            CommandRefused: it is not what the servers hold, or not legal now; nothing was sent.
+            CycleAborted: a server failed.
+        """
+        return await self._cycle(Request(Goal.COMMIT, version))
+
+    async def _push(self, goal: Goal, weights: Weights, version: int) -> CycleReport:
         if not isinstance(version, int) or isinstance(version, bool) or version > VERSION_MAX:
             raise ConfigError(f"version {version!r}: give a whole number, such as the training step")
+        idle = self._running.fleet.cycle is None  # else this refit is about to be refused
+        views = tuple(self._running.fleet.servers.values())
         try:
-            source = as_source(weights)
-            if source is not weights:
-                self._opened.append(source)
-            if self._reference is None:
-                self._reference = server_manifest(self._running.fleet.servers.values())
-            if self._reference is None:
-                unread = (
-                    "the servers' checkpoint cannot be read from here: the first weights are not compared"
-                )
-                asyncio.get_running_loop().call_soon(self._sink.warn, unread)
-            check_manifest(source.manifest, self._reference or source.manifest)
-            sizes: tuple[int, ...] = (source.manifest.nbytes,)
-            if self._running.fleet.cycle is None:  # else this refit is about to be refused
-                chunks = source.plan(self._wish()).chunks
-                sizes = tuple(chunk.nbytes for chunk in chunks)
-                self._load(Load(source, chunks))
-            report = await self._cycle(Request(Goal.REFIT, version, sizes))
+            source = self._pushes.prepare(weights, views, idle=idle)
+            report = await self._cycle(Request(goal, version, self._pushes.chunk_bytes(source)))
         except WeightsError as error:
             raise ConfigError(f"weights: {error}") from error
         finally:
-            self._unload()
-        self._reference = self._reference or source.manifest  # only weights that served are a measure
+            if self._controller is None or self._controller.fleet.cycle is None:
+                self._pushes.clear()  # else a cycle goes on although its caller was cancelled
+        self._pushes.has_served(source)
         return report
-
-    def _wish(self) -> PushWish:
-        views = self._running.fleet.servers.values()
-        policy = self.policy.policy
-        return PushWish(
-            policy.push_strategy,
-            policy.chunk_bytes_max,
-            policy.bucket_bytes,
-            loader=all(view.capabilities.loader for view in views),
-            targets=len(views),
-        )
-
-    def _load(self, load: Load | None) -> None:
-        for driver in self._drivers.values():
-            driver.load = load
-
-    def _unload(self) -> None:
-        """Let go of weights, unless a cycle may still read them: one goes on when its caller is cancelled."""
-        if self._controller is None or self._controller.fleet.cycle is None:
-            for load in {id(driver.load): driver.load for driver in self._drivers.values()}.values():
-                if load is not None:
-                    load.source.release()
-            self._load(None)
-            opened, self._opened = self._opened, []
-            for source in opened:
-                source.close()
 
     async def invalidate_kv_cache(self) -> CycleReport:
         """Empty the cache of every server, confirmed, and go on.
@@ -378,3 +379,9 @@ class Fleet:
         raise NotServing(
             f"fleet: no server admits requests: {', '.join(states)}; {doing}; wait with wait_s, or refit"
         )
+
+
+async def _called(hook: Hook) -> None:
+    done = hook()
+    if done is not None:
+        await done

@@ -1,13 +1,17 @@
-"""What users give to be pushed, as sources; and whether it is the servers' model."""
+"""What users give to be pushed: made a source, compared with the servers' model, planned, and handed out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from refitfsm.drivers.push import Load
+from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.errors import ConfigError
 from refitfsm.model.values import ServerView
+from refitfsm.policies import Policy
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest
+from refitfsm.weights.plan import PushWish
 from refitfsm.weights.safetensors import CheckpointFolder
 from refitfsm.weights.source import CheckpointSource, WeightSource
 
@@ -62,6 +66,82 @@ def _place(tensor: object) -> object:
     """Where a tensor's elements are; a thing that is no tensor is like no other."""
     find = getattr(tensor, "data_ptr", None)
     return find() if find else id(tensor)
+
+
+class Pushes:
+    """The weights of the open refit, in the hands of the drivers that push them.
+
+    Args:
+        drivers: by server.
+        policy: how weights are handed over.
+        warn: told what somebody should know.
+    """
+
+    def __init__(
+        self, drivers: Mapping[str, SGLangDriver], policy: Policy, warn: Callable[[str], None]
+    ) -> None:
+        self._drivers = drivers
+        self._policy = policy
+        self._warn = warn
+        self._reference: Manifest | None = None
+        """What the servers' model consists of, as far as it is known."""
+        self._opened: list[WeightSource] = []
+        """Sources made here; closed once no cycle can read them."""
+        self._load: Load | None = None
+
+    def prepare(self, weights: Weights, views: Sequence[ServerView], *, idle: bool) -> WeightSource:
+        """Check weights against the servers' model, and plan their pushes if no cycle is open.
+
+        Raises:
+            ConfigError: they are not the servers' model.
+            WeightsError: they cannot be read, or not be pushed as the policy wants it.
+        """
+        source = as_source(weights)
+        if source is not weights:
+            self._opened.append(source)
+        if self._reference is None:
+            self._reference = server_manifest(views)
+        if self._reference is None:
+            self._warn("the servers' checkpoint cannot be read from here: the first weights are not compared")
+        check_manifest(source.manifest, self._reference or source.manifest)
+        if idle:
+            self._hand_out(Load(source, source.plan(self._wish(views)).chunks))
+        return source
+
+    def _wish(self, views: Sequence[ServerView]) -> PushWish:
+        policy = self._policy
+        return PushWish(
+            policy.push_strategy,
+            policy.chunk_bytes_max,
+            policy.bucket_bytes,
+            policy.buffers,
+            loader=all(view.capabilities.loader for view in views),
+            targets=len(views),
+        )
+
+    def chunk_bytes(self, source: WeightSource) -> tuple[int, ...]:
+        """Bytes of each push that is planned for a source; those of all of it if none is."""
+        if self._load is None or self._load.source is not source:
+            return (source.manifest.nbytes,)
+        return tuple(chunk.nbytes for chunk in self._load.chunks)
+
+    def has_served(self, source: WeightSource) -> None:
+        """Weights that served are a measure for all that come after them."""
+        self._reference = self._reference or source.manifest
+
+    def _hand_out(self, load: Load | None) -> None:
+        self._load = load
+        for driver in self._drivers.values():
+            driver.load = load
+
+    def clear(self) -> None:
+        """Let go of the weights: no cycle reads them any more."""
+        if self._load is not None:
+            self._load.source.release()
+        self._hand_out(None)
+        opened, self._opened = self._opened, []
+        for source in opened:
+            source.close()
 
 
 def server_manifest(views: Iterable[ServerView]) -> Manifest | None:

@@ -53,6 +53,16 @@ def phases_s(timings: Iterable[Timing]) -> dict[str, float]:
     return {kind: max(spent.values()) for kind, spent in phases.items()}
 
 
+def joined(staged: CycleReport, committed: CycleReport) -> CycleReport:
+    """The report of a refit that was a stage and a commit."""
+    kinds = {**staged.phases_s, **committed.phases_s}
+    return committed._replace(
+        seconds=staged.seconds + committed.seconds,
+        phases_s={kind: staged.phases_s.get(kind, 0.0) + committed.phases_s.get(kind, 0.0) for kind in kinds},
+        failed=(*staged.failed, *committed.failed),
+    )
+
+
 def aborted(cycle: Cycle, fleet: FleetView) -> CycleAborted:
     """The error for a cycle that did not reach its goal: who failed, why, and what is left."""
     views = fleet.servers

@@ -8,7 +8,7 @@ trouble; nothing is issued outside the open cycle or after its time.
 from collections.abc import Mapping
 
 from refitfsm.audit.broken import Broken
-from refitfsm.model.fleet import Cycle, Goal, Phase, usable
+from refitfsm.model.fleet import OF_A_VERSION, WITHOUT_COMMIT, Cycle, Goal, Phase, usable
 from refitfsm.model.records import FleetRecord, ServerRecord, Turn
 from refitfsm.model.row import Verdict
 from refitfsm.model.rules import FailurePolicy, Rules
@@ -86,7 +86,7 @@ class CycleAudit:
         members = {name for name, view in self.views.items() if enrols or usable(view)}
         if cycle.members != members or cycle.failed or cycle.given_up:
             raise Broken("a cycle opens with every server that can be used, none of them failed")
-        if cycle.goal is Goal.REFIT and cycle.version <= self.serving:
+        if cycle.goal in OF_A_VERSION and cycle.version <= self.serving:
             raise Broken(f"version {cycle.version} is not above version {self.serving}")
         deadline_s = cycle.started_s + self.rules.cycle_s
         off_s = (abs(cycle.deadline_s - deadline_s), abs(cycle.closes_s - deadline_s - self.rules.grace_s))
@@ -118,7 +118,7 @@ class CycleAudit:
                 raise Broken(f"cycle {cycle.id} commits although {view.server} is not ready")
         if cycle.failed:
             self._check_spared(cycle)
-        if cycle.goal is Goal.REFIT:
+        if cycle.goal in (Goal.REFIT, Goal.COMMIT):
             self._check_checksums(ready)
 
     def _check_spared(self, cycle: Cycle) -> None:
@@ -144,9 +144,13 @@ class CycleAudit:
             for name in sorted(cycle.members - cycle.failed_servers):
                 if self.rules.release_tags & self.views[name].resident:
                     raise Broken(f"cycle {cycle.id} closes as released although {name} is not")
+        elif cycle.goal is Goal.STAGE and cycle.phase is Phase.WORKING:
+            for name in sorted(cycle.members - cycle.failed_servers):
+                if not is_staged(self.views[name], cycle):
+                    raise Broken(f"cycle {cycle.id} closes as staged although {name} is not")
         elif cycle.phase is Phase.WORKING:
             raise Broken(f"cycle {cycle.id} closes without a commit or an abort")
-        self.reached += cycle.phase is (Phase.WORKING if cycle.goal is Goal.RELEASE else Phase.COMMITTED)
+        self.reached += cycle.phase is (Phase.WORKING if cycle.goal in WITHOUT_COMMIT else Phase.COMMITTED)
         self._same_cycle(record)
         self.cycle = None
 
@@ -202,6 +206,15 @@ def is_ready(view: ServerView, cycle: Cycle) -> bool:
         return view.state is not ServerState.OFFLINE
     if cycle.goal is Goal.REFIT:
         return whole and view.state is ServerState.KV_REBUILT and view.content.cycle == cycle.id
+    if cycle.goal is Goal.COMMIT:
+        return whole and view.state is ServerState.KV_REBUILT
     if cycle.goal is Goal.RESUME:
         return whole and view.state in (ServerState.KV_REBUILT, ServerState.SERVING)
     return whole and view.paused and view.kv_epoch is None and view.gate is Gate.CLOSED
+
+
+def is_staged(view: ServerView, cycle: Cycle) -> bool:
+    """What a stage asks of a member: this cycle's weights, proved, and nobody served by them yet."""
+    content = view.content
+    whole = content.proved and (content.version, content.cycle) == (cycle.version, cycle.id)
+    return whole and view.session == 0 and view.paused and view.gate is Gate.CLOSED

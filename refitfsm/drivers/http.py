@@ -1,7 +1,8 @@
 """The transport to real servers: aiohttp.
 
-Control calls open a connection each: SGLang's server closes idle ones after five seconds, and a call
-that meets a closing connection ends without an answer, which for a release would mean a restart.
+Control calls share a connection only while they follow one another: SGLang's server closes idle ones after
+five seconds (`SGLANG_TIMEOUT_KEEP_ALIVE`), and a call that meets a closing connection ends without an answer,
+which for a release would mean a restart.
 """
 
 import errno
@@ -13,6 +14,8 @@ from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Unreachable
 
 KEEPALIVE_S = 3.0
 """Less than the five seconds after which SGLang closes idle connections."""
+CONTROL_KEEPALIVE_S = 0.2
+"""Far less than any such time: within a cycle, calls follow one another at once."""
 CONNECT_S = 5.0
 
 _NORMAL = ("/generate", "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/")
@@ -40,11 +43,8 @@ class HttpTransport:
     def _session(self, *, generates: bool) -> aiohttp.ClientSession:
         session = self._sessions.get(generates)
         if session is None:
-            connector = (
-                aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-                if generates
-                else aiohttp.TCPConnector(limit=0, force_close=True)
-            )
+            idle_s = KEEPALIVE_S if generates else CONTROL_KEEPALIVE_S
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_s)
             # No total: every wait is bounded by the planner's deadline for its command.
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
             session = aiohttp.ClientSession(connector=connector, timeout=timeout)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -20,9 +21,19 @@ class Aside(Protocol):
     async def __call__(self, work: Callable[[], T]) -> T: ...
 
 
-async def in_thread(work: Callable[[], T]) -> T:
-    """Beside the event loop, so that other servers' answers are not kept waiting."""
-    return await asyncio.to_thread(work)
+class Threads:
+    """Beside the event loop, in threads of its own, so that other servers' answers are not kept waiting."""
+
+    def __init__(self, count: int) -> None:
+        self._threads = ThreadPoolExecutor(max(1, count), thread_name_prefix="refitfsm-weights")
+
+    async def __call__(self, work: Callable[[], T]) -> T:
+        """Do it; a caller that is cancelled leaves it to end by itself."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """Take no more work. What runs ends by itself."""
+        self._threads.shutdown(wait=False)
 
 
 async def inline(work: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ import msgspec
 
 from refitfsm.drivers import answers, dialect, labels
 from refitfsm.drivers.base import Observation, ServerGone
-from refitfsm.drivers.push import Aside, Load, in_thread, offer_and_body
+from refitfsm.drivers.push import Aside, Load, offer_and_body
 from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport, TransportError, Unreachable
 from refitfsm.errors import RequestFailed
 from refitfsm.model.records import Issued
@@ -65,7 +65,7 @@ class SGLangDriver:
         server: str = "",
         gpus: tuple[str, ...] = (),
         allow_unknown_version: bool = False,
-        aside: Aside = in_thread,
+        aside: Aside,
     ) -> None:
         self._transport = transport
         self._run_id = run_id

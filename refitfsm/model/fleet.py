@@ -19,8 +19,18 @@ class Goal(StrEnum):
     """Serving again with the weights that were kept."""
     REFIT = "refit"
     """Serving a new version."""
+    STAGE = "stage"
+    """Holding a new version, and not serving it yet: what else was released stays with the trainer."""
+    COMMIT = "commit"
+    """Serving the version that was staged."""
     FLUSH = "flush"
     """Serving with an empty cache."""
+
+
+WITHOUT_COMMIT = frozenset({Goal.RELEASE, Goal.STAGE})
+"""Goals that are reached when every server is there; the version that is served stays."""
+OF_A_VERSION = frozenset({Goal.REFIT, Goal.STAGE, Goal.COMMIT})
+"""Goals with a version of their own; the others keep the one that is served."""
 
 
 class Phase(StrEnum):
@@ -41,9 +51,9 @@ class Cycle(NamedTuple):
     goal: Goal
     members: frozenset[str]
     version: int
-    """refit: the new version; otherwise the version that is served."""
+    """refit, stage, commit: the new version; otherwise the version that is served."""
     chunk_bytes: tuple[int, ...] = ()
-    """refit: bytes of each chunk that makes the model."""
+    """refit, stage: bytes of each chunk that makes the model."""
     started_s: float = 0.0
     deadline_s: float = 0.0
     """After this it takes no further step toward its goal."""

@@ -9,7 +9,7 @@ is the only place where the version that the fleet serves moves.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from refitfsm.model.fleet import Cycle, FleetView, Goal, Phase, usable
+from refitfsm.model.fleet import OF_A_VERSION, WITHOUT_COMMIT, Cycle, FleetView, Goal, Phase, usable
 from refitfsm.model.records import FleetRecord, Issued, Record, ServerRecord, Turn
 from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Condition
@@ -115,7 +115,7 @@ class _Plan:
         number = self.fleet.last_cycle + 1
         enrols = request.goal is Goal.ENROL
         members = frozenset(name for name, view in self.servers.items() if enrols or usable(view))
-        version = request.version if request.goal is Goal.REFIT else self.fleet.serving_version
+        version = request.version if request.goal in OF_A_VERSION else self.fleet.serving_version
         cycle = Cycle(
             number,
             request.goal,
@@ -284,7 +284,7 @@ class _Plan:
         waiting = [name for name in cycle.members - cycle.failed_servers if not self._is_ready(name, cycle)]
         if cycle.phase is Phase.WORKING and waiting:  # the time was up before they were ready
             self._abort(f"not done within {self.rules.cycle_s:g} s: {', '.join(sorted(waiting))}")
-        elif cycle.phase is Phase.WORKING and cycle.goal is not Goal.RELEASE:
+        elif cycle.phase is Phase.WORKING and cycle.goal not in WITHOUT_COMMIT:
             self._commit(cycle)
         else:
             self._close()
@@ -321,5 +321,5 @@ def _command_of(record: ServerRecord) -> str:
 
 def is_reached(cycle: Cycle) -> bool:
     """Whether a closed cycle reached its goal on at least one server."""
-    done = Phase.WORKING if cycle.goal is Goal.RELEASE else Phase.COMMITTED
+    done = Phase.WORKING if cycle.goal in WITHOUT_COMMIT else Phase.COMMITTED
     return cycle.phase is done and len(cycle.failed) < len(cycle.members)

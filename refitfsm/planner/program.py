@@ -160,12 +160,27 @@ PROGRAMS: dict[Goal, tuple[Step, ...]] = {
         RESUME_REST,
         REBUILD,
     ),
+    Goal.STAGE: (
+        DRAIN,
+        PAUSE,
+        FLUSH,
+        RESUME_WEIGHTS,
+        END_FOREIGN,
+        BEGIN,
+        PUSH,
+        END,
+        VERIFY,
+    ),
+    Goal.COMMIT: (RESUME_REST, REBUILD),
     Goal.FLUSH: (DRAIN, PAUSE, FLUSH),
 }
-"""For each goal: the steps that lead to the fleet's commit, in order."""
+"""For each goal: the steps that lead to the fleet's commit, in order.
+
+A refit is a stage and a commit in one.
+"""
 
 OPEN: tuple[Step, ...] = (CONTINUE,)
-"""After the commit. `release` has no commit: the trainer has the memory."""
+"""After the commit. `release` and `stage` have none: the trainer has the memory, or some of it."""
 
 _BACK = (FINISH_DRAIN, REBUILD_KEPT, CONTINUE)
 GO_BACK: dict[Goal, tuple[Step, ...]] = {
@@ -173,6 +188,8 @@ GO_BACK: dict[Goal, tuple[Step, ...]] = {
     Goal.RELEASE: _BACK,
     Goal.RESUME: _BACK,
     Goal.REFIT: _BACK,
+    Goal.STAGE: _BACK,
+    Goal.COMMIT: _BACK,
     Goal.FLUSH: _BACK,
 }
 """When a cycle aborts: what a server does whose weights were not touched and are all resident.

@@ -14,9 +14,9 @@ class Request(NamedTuple):
 
     goal: Goal
     version: int = 0
-    """refit: the new version."""
+    """refit, stage, commit: the new version."""
     chunk_bytes: tuple[int, ...] = ()
-    """refit: bytes of each chunk."""
+    """refit, stage: bytes of each chunk."""
 
 
 class Refusal(NamedTuple):
@@ -49,6 +49,19 @@ def _too_few(fleet: FleetView, _request: Request, rules: Rules) -> str | None:
     count = sum(map(usable, fleet.servers.values()))
     floor = max(1, rules.floor) if _spared(rules) else 1
     return None if count >= floor else f"{count} of {len(fleet.servers)} servers usable"
+
+
+def _not_staged(fleet: FleetView, request: Request, rules: Rules) -> ServerView | str | None:
+    """A server without the proved weights of the version; with quarantine one that has them is enough."""
+
+    def lacks(view: ServerView) -> bool:
+        content = view.content
+        return not (content.proved and content.version == request.version and view.session == 0)
+
+    if _spared(rules):
+        held = any(usable(view) and not lacks(view) for view in fleet.servers.values())
+        return None if held else f"no server holds version {request.version}"
+    return _first(fleet, lambda view: usable(view) and lacks(view))
 
 
 NO_CYCLE_IS_OPEN = FleetGuard(
@@ -101,29 +114,22 @@ WEIGHTS_WERE_KEPT = FleetGuard(
     "their weights are not what the fleet serves: refit, with a higher version",
 )
 
+VERSION_IS_STAGED = FleetGuard(
+    "version_is_staged",
+    _not_staged,
+    "stage this version first, or refit",
+)
+_USABLE = (NO_CYCLE_IS_OPEN, SERVERS_ARE_ONLINE, SERVERS_ARE_TRUSTED, ENOUGH_SERVERS_REMAIN)
+
 GOAL_GUARDS: dict[Goal, tuple[FleetGuard, ...]] = {
     Goal.ENROL: (NO_CYCLE_IS_OPEN,),
-    Goal.RELEASE: (NO_CYCLE_IS_OPEN, SERVERS_ARE_ONLINE, SERVERS_ARE_TRUSTED, ENOUGH_SERVERS_REMAIN),
-    Goal.RESUME: (
-        NO_CYCLE_IS_OPEN,
-        SERVERS_ARE_ONLINE,
-        SERVERS_ARE_TRUSTED,
-        ENOUGH_SERVERS_REMAIN,
-        WEIGHTS_WERE_KEPT,
-    ),
-    Goal.REFIT: (
-        NO_CYCLE_IS_OPEN,
-        SERVERS_ARE_ONLINE,
-        SERVERS_ARE_TRUSTED,
-        ENOUGH_SERVERS_REMAIN,
-        VERSION_IS_NEWER,
-        MODEL_HAS_CHUNKS,
-    ),
+    Goal.RELEASE: _USABLE,
+    Goal.RESUME: (*_USABLE, WEIGHTS_WERE_KEPT),
+    Goal.REFIT: (*_USABLE, VERSION_IS_NEWER, MODEL_HAS_CHUNKS),
+    Goal.STAGE: (*_USABLE, VERSION_IS_NEWER, MODEL_HAS_CHUNKS),
+    Goal.COMMIT: (*_USABLE, VERSION_IS_NEWER, VERSION_IS_STAGED),
     Goal.FLUSH: (
-        NO_CYCLE_IS_OPEN,
-        SERVERS_ARE_ONLINE,
-        SERVERS_ARE_TRUSTED,
-        ENOUGH_SERVERS_REMAIN,
+        *_USABLE,
         FleetGuard(
             "servers_are_serving",
             lambda fleet, _q, _r: _first(fleet, lambda view: usable(view) and not admits(view)),

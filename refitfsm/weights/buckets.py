@@ -1,7 +1,7 @@
 """Offers of tensors packed into a buffer: SGLang's `flattened_bucket`.
 
-Each server has two buffers, used in turn. While it reads one, the next bucket is copied into the other,
-whose bucket before it has given back.
+Each server has buffers of its own, used in turn. While it reads one, the next bucket is copied into
+another, whose bucket before it has given back; where there is only one, it is filled between two pushes.
 """
 
 import threading
@@ -64,7 +64,8 @@ class Buckets:
         synchronize([side.replica for side in sides])
         flats = [_flat(side.buffers[at % len(side.buffers)], chunk, side.replica) for side in sides]
         offer = flat_offer(target, [side.replica for side in sides], flats, self._ledger)
-        if at + 1 < len(self._chunks):
+        if len(self._sizes) > 1 and at + 1 < len(self._chunks):
+            # The other buffers have come back: a chunk is asked for when the one before it was settled.
             self._pack(sides, at + 1)
             self._packed[target.server] = at + 1
         return offer

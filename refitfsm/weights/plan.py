@@ -21,7 +21,7 @@ class Strategy(StrEnum):
     LIST = "list"
     """The tensors as they lie: their handles, or their bytes."""
     BUCKET = "bucket"
-    """Packed into two buffers of bounded size in turn, one filled while the servers read the other."""
+    """Packed into buffers of bounded size in turn, one filled while the servers read another."""
     MIXED = "mixed"
     """Small tensors packed into one buffer, large ones as they lie."""
     TENSOR = "tensor"
@@ -59,7 +59,9 @@ class PushWish(NamedTuple):
     chunk_bytes_max: int = 1 << 30
     """A push of bytes carries no more than this, or one larger tensor."""
     bucket_bytes: int = 512 << 20
-    """One of the two buffers of `bucket`, or the one of `mixed`, is no larger, or one larger tensor."""
+    """No buffer is larger: a larger tensor is not packed."""
+    buffers: int = 2
+    """`bucket`: how many a server reads in turn."""
     loader: bool = False
     """Every server was started with `refitfsm.server.loader`."""
     targets: int = 1
@@ -97,19 +99,29 @@ def plan_tensors(manifest: Manifest) -> PushPlan:
     return PushPlan(Strategy.TENSOR, _numbered(([spec] for spec in manifest.tensors), Form.LIST))
 
 
-def plan_buckets(manifest: Manifest, bucket_bytes: int) -> PushPlan:
-    """Buckets of one number format each, and two buffers that hold any of them, or one if one bucket does.
+def plan_buckets(manifest: Manifest, bucket_bytes: int, buffers: int = 2) -> PushPlan:
+    """Tensors packed into buckets of one number format each, and those that fit none as they lie, last.
 
     A byte bucket has offsets that differ between SGLang's versions; one of a single format is read alike
-    by all (from 0.5.2 on).
+    by all (from 0.5.2 on). There are `buffers` buffers, each of `bucket_bytes` at most.
 
     Raises:
-        WeightsError: the limit is not positive.
+        WeightsError: a limit is not positive.
     """
     _check_limit("bucket_bytes", bucket_bytes)
-    chunks = _numbered(_buckets(manifest.tensors, bucket_bytes), Form.BUCKET)
-    largest = max((chunk.nbytes for chunk in chunks), default=0)
-    return PushPlan(Strategy.BUCKET, chunks, (largest,) * min(2, len(chunks)))
+    _check_limit("number of buffers", buffers)
+    return _packed(manifest, Strategy.BUCKET, bucket_bytes, bucket_bytes + 1, buffers)
+
+
+def _packed(
+    manifest: Manifest, strategy: Strategy, bucket_bytes: int, whole_from: int, buffers: int
+) -> PushPlan:
+    small = [spec for spec in manifest.tensors if spec.nbytes < whole_from]
+    large = [spec for spec in manifest.tensors if spec.nbytes >= whole_from]
+    packed = [(group, Form.BUCKET) for group in _buckets(small, bucket_bytes)]
+    groups = packed + ([(large, Form.LIST)] if large else [])
+    largest = max((_nbytes(group) for group, _ in packed), default=0)
+    return PushPlan(strategy, _numbered_forms(groups), (largest,) * min(buffers, len(packed)))
 
 
 def plan_mixed(manifest: Manifest, bucket_bytes: int, small_bytes: int = SMALL_BYTES) -> PushPlan:
@@ -119,12 +131,7 @@ def plan_mixed(manifest: Manifest, bucket_bytes: int, small_bytes: int = SMALL_B
         WeightsError: the limit is not positive.
     """
     _check_limit("bucket_bytes", bucket_bytes)
-    small = [spec for spec in manifest.tensors if spec.nbytes < small_bytes]
-    large = [spec for spec in manifest.tensors if spec.nbytes >= small_bytes]
-    packed = [(group, Form.BUCKET) for group in _buckets(small, bucket_bytes)]
-    groups = packed + ([(large, Form.LIST)] if large else [])
-    largest = max((_nbytes(group) for group, _ in packed), default=0)
-    return PushPlan(Strategy.MIXED, _numbered_forms(groups), (largest,) * min(2, len(packed)))
+    return _packed(manifest, Strategy.MIXED, bucket_bytes, min(small_bytes, bucket_bytes + 1), 1)
 
 
 def plan_registered(manifest: Manifest) -> PushPlan:
@@ -176,7 +183,7 @@ def _cut(specs: Iterable[TensorSpec], limit: int) -> Iterator[list[TensorSpec]]:
 Planner = Callable[[Manifest, PushWish], PushPlan]
 
 PLANNERS: dict[Strategy, Planner] = {
-    Strategy.BUCKET: lambda manifest, wish: plan_buckets(manifest, wish.bucket_bytes),
+    Strategy.BUCKET: lambda manifest, wish: plan_buckets(manifest, wish.bucket_bytes, wish.buffers),
     Strategy.MIXED: lambda manifest, wish: plan_mixed(manifest, wish.bucket_bytes),
     Strategy.TENSOR: lambda manifest, _: plan_tensors(manifest),
     Strategy.REGISTERED: lambda manifest, _: plan_registered(manifest),

@@ -32,7 +32,6 @@ from tests.gpu.server import GpuServer, kernels, site
 from tests.real.server import side_by_side
 
 MODELS = {"qwen3-8b": QWEN3_8B, "tiny": QWEN3_TINY}
-WISH = PushWish(chunk_bytes_max=1 << 40, bucket_bytes=512 << 20)
 LIFE = ("cycles_two_servers", "cycles_one_server", "fifty_lists", "fifty_registered")
 """Two first: afterwards the servers no longer hold the same version."""
 
@@ -67,31 +66,25 @@ async def measure(urls: list[str], model: Qwen3, repeats: int, result: dict[str,
     result["counters"] = counted(apart)
     rows: list[Row] = []
     result["variants"] = rows
-    row, expected = await plainest(urls[0], apart, WISH._replace(strategy=Strategy.TENSOR))
+    row, expected = await plainest(urls[0], apart, PushWish(Strategy.TENSOR))
     rows.append(row)
-    for name, weights, strategy in (
-        ("list", apart, Strategy.LIST),
-        ("list, one allocation", together, Strategy.LIST),
-        ("bucket, 2 x 0.5 GiB", apart, Strategy.BUCKET),
-        ("mixed", apart, Strategy.MIXED),
-        ("registered", apart, Strategy.REGISTERED),
-        ("registered, one allocation", together, Strategy.REGISTERED),
+    for name, weights, wish in (
+        ("list", apart, PushWish(Strategy.LIST)),
+        ("list, one allocation", together, PushWish(Strategy.LIST)),
+        ("bucket, 2 x 0.5 GiB", apart, PushWish(Strategy.BUCKET, bucket_bytes=512 << 20, buffers=2)),
+        ("bucket, 1 x 1 GiB", apart, PushWish(Strategy.BUCKET, bucket_bytes=1 << 30, buffers=1)),
+        ("mixed", apart, PushWish(Strategy.MIXED)),
+        ("registered", apart, PushWish(Strategy.REGISTERED)),
+        ("registered, one allocation", together, PushWish(Strategy.REGISTERED)),
     ):
-        work = variant(
-            name,
-            urls[0],
-            weights,
-            WISH._replace(strategy=strategy),
-            repeats=repeats,
-            expected=expected,
-            fresh=strategy is Strategy.REGISTERED,
-        )
+        fresh = wish.strategy is Strategy.REGISTERED
+        work = variant(name, urls[0], weights, wish, repeats=repeats, expected=expected, fresh=fresh)
         rows.append(await attempted(work, name))
     lives: tuple[Callable[[], Awaitable[Row]], ...] = (
         lambda: cycles(urls, apart, 3, expected),
         lambda: cycles(urls[:1], apart, 4, expected),
-        lambda: many(urls[0], apart, WISH._replace(strategy=Strategy.LIST), 50),
-        lambda: many(urls[0], apart, WISH._replace(strategy=Strategy.REGISTERED), 50),
+        lambda: many(urls[0], apart, PushWish(Strategy.LIST), 50),
+        lambda: many(urls[0], apart, PushWish(Strategy.REGISTERED), 50),
     )
     for name, begin in zip(LIFE, lives, strict=True):
         result[name] = await attempted(begin(), name)
@@ -121,7 +114,7 @@ def main() -> int:
             mem_fraction_static=fraction,
             max_total_tokens=tokens,
         )
-        for fraction, tokens in ((0.45, None), (0.2, 32_768))
+        for fraction, tokens in ((0.85, 320_000), (0.85, 32_768))
     ]
     result: dict[str, object] = {
         "what": "ways to push weights, one GPU; colocated cycles; fifty pushes",

@@ -100,6 +100,16 @@ class FleetMachine(RuleBasedStateMachine):
         self.version += step
         self.attempt(self.world.refit(self.version))
 
+    @rule(step=st.integers(0, 1))
+    def stage(self, step: int) -> None:
+        """A new version that does not serve yet."""
+        self.version += step
+        self.attempt(self.world.stage(self.version))
+
+    @rule()
+    def commit(self) -> None:
+        self.attempt(self.world.fleet.commit(self.version))
+
     @rule()
     def invalidate(self) -> None:
         self.attempt(self.world.fleet.invalidate_kv_cache())

@@ -36,11 +36,20 @@ class User:
 
     def draw(self) -> tuple[str, Call]:
         fleet, world = self.world.fleet, self.world
-        kind = self.dice.choice(("release", "resume", "refit", "refit", "generate", "flush"))
+        kind = self.dice.choice(
+            ("release", "resume", "refit", "refit", "stage", "commit", "generate", "flush")
+        )
         if kind == "refit":
             self.version = max(0, self.version + self.dice.choice((-1, 0, 1, 1, 2)))
             version = self.version
             return kind, lambda: world.refit(version)
+        if kind == "stage":
+            self.version += self.dice.choice((0, 1, 1))
+            version = self.version
+            return kind, lambda: world.stage(version)
+        if kind == "commit":
+            version = self.version
+            return kind, lambda: fleet.commit(version)
         if kind == "generate":
             prompt = self.dice.choice(([1, 2, 3], [1, 2, 3, 4], [9]))
             wait_s = self.dice.choice((0.0, 0.5))
@@ -87,4 +96,6 @@ def test_no_sequence_of_calls_kills_a_server(part: int) -> None:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         done.update(users[0].done)
-    assert all(done[kind] >= 50 for kind in ("release", "refit", "generate", "flush", "resume")), done
+    often = ("release", "refit", "stage", "generate", "flush", "resume")
+    assert all(done[kind] >= 50 for kind in often), done
+    assert done["commit"] >= 20, done

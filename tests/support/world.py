@@ -110,6 +110,10 @@ class World:
         self.digests[version] = digest_of(tiny_model(version))
         await self.fleet.refit(TinySource(version), version)
 
+    async def stage(self, version: int) -> None:
+        self.digests[version] = digest_of(tiny_model(version))
+        await self.fleet.stage(TinySource(version), version)
+
     def kill(self, name: str) -> None:
         self.killed.append(name)
         self.servers[name].kill("killed by the test")

@@ -28,7 +28,7 @@ LAYERS: dict[str, frozenset[str]] = {
     "policies": frozenset({"model", "weights", "errors"}),
     "servers": frozenset({"errors"}),
     "generation": frozenset({"drivers", "errors"}),
-    "pushes": frozenset({"model", "weights", "errors"}),
+    "pushes": frozenset({"model", "weights", "drivers", "policies", "errors"}),
     "controller": frozenset({"model", "planner", "machine", "audit", "drivers", "gate", "errors"}),
     "reports": frozenset({"model", "controller", "errors"}),
 }
