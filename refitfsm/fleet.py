@@ -15,6 +15,7 @@ from refitfsm.controller import Controller
 from refitfsm.drivers.base import ServerGone
 from refitfsm.drivers.http import HttpTransport
 from refitfsm.drivers.push import Aside, Threads
+from refitfsm.drivers.room import Meter, NvmlMeter, Rooms
 from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.drivers.transport import Transport
 from refitfsm.errors import ConfigError, ControllerClosed, NotServing, RequestFailed
@@ -58,6 +59,7 @@ class Fleet:
         allow_unknown_version: bool = False,
         logger: Logger | None = None,
         aside: Aside | None = None,
+        meter: Meter | None = None,
     ) -> None:
         """A fleet over transports that exist already. Most callers want `connect`."""
         self.run_id = run_id or secrets.token_hex(4)
@@ -70,6 +72,7 @@ class Fleet:
             )
         # A source may keep one server's offer waiting for another's: each has a thread, and one to spare.
         self._threads = Threads(2 * len(transports))
+        rooms = Rooms(meter, policy.policy.memory_margin_bytes)
         self._drivers = {
             name: SGLangDriver(
                 transport,
@@ -78,6 +81,7 @@ class Fleet:
                 gpus=(gpus or {}).get(name, ()),
                 allow_unknown_version=allow_unknown_version,
                 aside=aside or self._threads,
+                rooms=rooms,
             )
             for name, transport in transports.items()
         }
@@ -129,6 +133,7 @@ class Fleet:
             gpus={spec.url: spec.gpus for spec in specs},
             allow_unknown_version=allow_unknown_version,
             logger=logger,
+            meter=NvmlMeter() if any(spec.gpus for spec in specs) else None,
         )
 
     # -- life ----------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bucket_bytes: Count = 512 << 20
     buffers: Annotated[int, msgspec.Meta(ge=1, le=8)] = 2
     push_bytes_per_s: Annotated[float, msgspec.Meta(ge=1, le=1e15)] = 1e8
+    memory_margin_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
     drain_budget_s: Annotated[float, msgspec.Meta(ge=0, le=1e7)] = 10.0
     cycle_s: Seconds = 600.0
     grace_s: Seconds = 60.0

@@ -1,6 +1,6 @@
 """How SGLang's answers are read: the status is not enough, the body is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -96,3 +96,14 @@ def _with_remedy(answer: Answer) -> str:
     if answer.status == 404:
         return f"{answer.words}; the server does not have this endpoint"
     return answer.words
+
+
+def checksum_of(fields: Mapping[str, object]) -> str:
+    """The checksum of a whole server from /weights_checker: its own, or one made of its ranks' (0.5.12)."""
+    whole = fields.get("per_engine_checksum")
+    if isinstance(whole, str) and whole:
+        return whole
+    ranks = fields.get("ranks")
+    if not isinstance(ranks, list):
+        return ""
+    return "+".join(str(rank.get("per_gpu_checksum", "")) for rank in ranks if isinstance(rank, dict))

@@ -122,11 +122,25 @@ def capabilities(info: Info, model: Info, *, allow_unknown_version: bool = False
         checksums=version >= CHECKSUMS_FROM,
         tp_size=tp_size if isinstance(tp_size, int) else 1,
         loader=_has_loader(info.get("custom_weight_loader")),
+        weights_bytes=_used_bytes(info, "weight"),
+        kv_cache_bytes=_used_bytes(info, "kvcache"),
         model_path=str(model.get("model_path", "")),
         weight_label=pushed,
         start_label=started,
         incarnation=_incarnation(info),
     )
+
+
+def _used_bytes(info: Info, what: str) -> int:
+    """The most that a rank uses for something; SGLang says it in GiB, rounded."""
+    states = info.get("internal_states")
+    found = [0.0]
+    for state in states if isinstance(states, list) else ():
+        usage = state.get("memory_usage") if isinstance(state, dict) else None
+        size = usage.get(what) if isinstance(usage, dict) else None
+        if isinstance(size, int | float):
+            found.append(size)
+    return int(max(found) * 2**30)
 
 
 def _has_loader(loaders: object) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 from refitfsm.drivers import answers, dialect, labels
 from refitfsm.drivers.base import Observation, ServerGone
 from refitfsm.drivers.push import Aside, Load, offer_and_body
+from refitfsm.drivers.room import Rooms, needed_bytes
 from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport, TransportError, Unreachable
 from refitfsm.errors import RequestFailed
 from refitfsm.model.records import Issued
@@ -55,6 +56,7 @@ class SGLangDriver:
         gpus: the GPU UUID of each tensor parallel rank, in rank order, as far as known.
         allow_unknown_version: treat a version outside the known ones as the nearest.
         aside: where the weight source's work is done.
+        rooms: measure the GPUs before memory is taken back, shared by the servers of a fleet.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class SGLangDriver:
         gpus: tuple[str, ...] = (),
         allow_unknown_version: bool = False,
         aside: Aside,
+        rooms: Rooms | None = None,
     ) -> None:
         self._transport = transport
         self._run_id = run_id
@@ -73,6 +76,7 @@ class SGLangDriver:
         self._gpus = gpus
         self._allow_unknown_version = allow_unknown_version
         self._aside = aside
+        self._rooms = rooms or Rooms()
         self._capabilities = Capabilities()
         self._labels: tuple[str, ...] = ()
         """The labels that the server may show while it is still the process that was enrolled."""
@@ -276,8 +280,14 @@ class SGLangDriver:
         return await self._call(issued, "/release_memory_occupation", _tags(issued.command.tags))
 
     async def _resume(self, issued: Issued) -> Observation:
-        await self._same_process()
-        return await self._call(issued, "/resume_memory_occupation", _tags(issued.command.tags))
+        tags = issued.command.tags
+        pushed_bytes = self.load.source.manifest.nbytes if self.load else 0
+        needed = needed_bytes(tags, self._capabilities, pushed_bytes)
+        async with self._rooms.taken(self._gpus, needed, issued.deadline_s) as short:
+            if short:
+                return Observation(EventName.REFUSED, short)
+            await self._same_process()
+            return await self._call(issued, "/resume_memory_occupation", _tags(tags))
 
     async def _begin(self, issued: Issued) -> Observation:
         await self._same_process()
@@ -363,7 +373,7 @@ class SGLangDriver:
         if observation.event is not EventName.VERIFIED:
             why = f"checksum: {observation.detail}; use verify = version if the server cannot make one"
             raise _Ended(observation._replace(detail=why))
-        return checksum_of(answer.fields)
+        return answers.checksum_of(answer.fields)
 
     async def _continue(self, issued: Issued) -> Observation:
         await self._same_process()
@@ -385,14 +395,3 @@ class SGLangDriver:
                     await self._transport.request("GET", "/health")
         except (TransportError, TimeoutError):
             return
-
-
-def checksum_of(fields: Mapping[str, object]) -> str:
-    """The checksum of a whole server from /weights_checker: its own, or one made of its ranks' (0.5.12)."""
-    whole = fields.get("per_engine_checksum")
-    if isinstance(whole, str) and whole:
-        return whole
-    ranks = fields.get("ranks")
-    if not isinstance(ranks, list):
-        return ""
-    return "+".join(str(rank.get("per_gpu_checksum", "")) for rank in ranks if isinstance(rank, dict))

@@ -125,6 +125,9 @@ class Capabilities(NamedTuple):
     tp_size: int = 1
     loader: bool = False
     """Started with `refitfsm.server.loader`: it can copy registered weights again at a word."""
+    weights_bytes: int = 0
+    """What a rank's weights take of its GPU, as the server measured it at its start; 0: not known."""
+    kv_cache_bytes: int = 0
     model_path: str = ""
     weight_label: str = ""
     """The label of weights that some run pushed, as found at enrolment; empty: start-up weights."""
