@@ -7,11 +7,11 @@ leader puts the entries into the server's order. When the server has answered, t
     group = RankGroup.from_default()
     weights = Gatherer(model.state_dict())
     if group.rank == group.leader:
-        with GroupSource(group, weights, encode, timeout_s=60) as source:
+        with GroupSource(group, weights, timeout_s=60) as source:
             fleet.refit(source, version)
             source.close(version)
     else:
-        version = follow(group, weights, encode, timeout_s=60)
+        version = follow(group, weights, timeout_s=60)
 
 The ranks speak through a key-value store and never meet in a barrier: a rank that raises, ends or is late
 is named by a `GroupError`, on every rank, in bounded time.

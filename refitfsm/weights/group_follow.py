@@ -12,9 +12,12 @@ from refitfsm.weights.group_base import Encode, GroupError, RankGroup
 from refitfsm.weights.group_board import BEAT_S, Board, Do, Order, Report, State, first_line
 from refitfsm.weights.group_hand import Hand
 from refitfsm.weights.group_rank import LocalRank
+from refitfsm.weights.local import encode_here
 
 
-def follow(group: RankGroup, weights: Gatherer, encode: Encode, *, timeout_s: float) -> int | None:
+def follow(
+    group: RankGroup, weights: Gatherer, encode: Encode = encode_here, *, timeout_s: float
+) -> int | None:
     """Take part in the leader's next refit. See `GroupFollower`."""
     return GroupFollower(group, weights, encode, timeout_s=timeout_s).serve()
 
@@ -29,7 +32,9 @@ class GroupFollower:
         WeightsError: this rank is the leader.
     """
 
-    def __init__(self, group: RankGroup, weights: Gatherer, encode: Encode, *, timeout_s: float) -> None:
+    def __init__(
+        self, group: RankGroup, weights: Gatherer, encode: Encode = encode_here, *, timeout_s: float
+    ) -> None:
         if group.rank == group.leader:
             raise WeightsError(f"rank {group.rank} is the leader and cannot follow: use GroupSource there")
         self._group = group

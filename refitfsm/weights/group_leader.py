@@ -13,6 +13,7 @@ from refitfsm.weights.group_base import Encode, GroupError, RankGroup
 from refitfsm.weights.group_board import Do, Order, first_line
 from refitfsm.weights.group_rank import LocalRank, bare
 from refitfsm.weights.group_turns import LINGER_S, Turns
+from refitfsm.weights.local import encode_here
 from refitfsm.weights.manifest import Manifest
 from refitfsm.weights.offer import Settled, Target
 from refitfsm.weights.plan import ChunkPlan, Planner, PushPlan, PushWish, plan_list
@@ -40,7 +41,7 @@ class GroupSource:
         self,
         group: RankGroup,
         weights: Gatherer,
-        encode: Encode,
+        encode: Encode = encode_here,
         *,
         timeout_s: float,
         planner: Planner = _lists,

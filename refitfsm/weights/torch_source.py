@@ -1,6 +1,5 @@
 """Weights that a trainer holds as torch tensors, on the CPU or on its GPUs."""
 
-import ctypes
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,7 +11,8 @@ from refitfsm.weights.flat import flat_offer, in_place
 from refitfsm.weights.handles import Replica, list_offer, replica_of, synchronize
 from refitfsm.weights.host import HostMemory
 from refitfsm.weights.lending import Ledger, Memory
-from refitfsm.weights.manifest import Manifest, TensorSpec
+from refitfsm.weights.local import raw_view
+from refitfsm.weights.manifest import Manifest
 from refitfsm.weights.offer import BytesOffer, Offer, Target
 from refitfsm.weights.payload import cpu_payload
 from refitfsm.weights.plan import PLANNERS, ChunkPlan, Form, PushPlan, PushWish, Strategy, plan_list
@@ -124,7 +124,7 @@ class TorchSource:
     def _bytes_entry(self, chunk: ChunkPlan) -> bytes:
         # Not kept for the next server: the trainer may have changed the tensors since.
         by_name, tensors = self.manifest.by_name, self._replicas[0].tensors
-        return cpu_payload((by_name[name], _view(tensors[name], by_name[name])) for name in chunk.names)
+        return cpu_payload((by_name[name], raw_view(tensors[name], by_name[name])) for name in chunk.names)
 
     def release(self) -> None:
         """See `WeightSource.release`."""
@@ -168,8 +168,3 @@ def _device(tensors: "Mapping[str, torch.Tensor]") -> "torch.device":
 def _memory(tensors: "Mapping[str, torch.Tensor]") -> Memory:
     device = _device(tensors)
     return HostMemory() if device.type == "cpu" else CudaMemory(int(device.index))
-
-
-def _view(tensor: "torch.Tensor", spec: TensorSpec) -> memoryview:
-    # The tensor is contiguous, so its elements are the bytes from here on. Needs no numpy, copies nothing.
-    return memoryview((ctypes.c_char * spec.nbytes).from_address(tensor.data_ptr())).cast("B")
