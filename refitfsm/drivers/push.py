@@ -1,6 +1,7 @@
 """What a push needs beside the wire: the weights of the open refit, and where their source does its work."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol, TypeVar
@@ -46,6 +47,33 @@ class Load(NamedTuple):
 
     source: WeightSource
     chunks: tuple[ChunkPlan, ...]
+
+
+class Making:
+    """An offer that is being made in a thread, and is withdrawn if its caller has gone meanwhile."""
+
+    def __init__(self, make: Callable[[], tuple[Offer, bytes]]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: Offer | None = None
+        self._abandoned = False
+
+    def __call__(self) -> tuple[Offer, bytes]:
+        offer, body = self._make()
+        with self._lock:
+            self._made = offer
+            abandoned = self._abandoned
+        if abandoned:
+            offer.withdraw()
+        return offer, body
+
+    def abandon(self) -> None:
+        """Nobody will send it."""
+        with self._lock:
+            self._abandoned = True
+            made = self._made
+        if made is not None:
+            made.withdraw()
 
 
 def offer_and_body(source: WeightSource, chunk: ChunkPlan, target: Target, label: str) -> tuple[Offer, bytes]:

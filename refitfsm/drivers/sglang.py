@@ -10,24 +10,18 @@ import msgspec
 
 from refitfsm.drivers import answers, dialect, labels
 from refitfsm.drivers.base import Observation, ServerGone
-from refitfsm.drivers.push import Aside, Load, offer_and_body
+from refitfsm.drivers.push import Aside, Load, Making, offer_and_body
+from refitfsm.drivers.readiness import POLL_FIRST_S, POLL_MAX_S, PROBE_S, mend_readiness, wait_until_up
 from refitfsm.drivers.room import Rooms, needed_bytes
 from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport, TransportError, Unreachable
 from refitfsm.errors import RequestFailed
 from refitfsm.model.records import Issued
 from refitfsm.model.states import Tag
 from refitfsm.model.values import DONE, NOTHING_REPORTED, Capabilities, EventName, Report, VerifyLevel
-from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.offer import Offer, RankPlace, Settled, Target
 
-PROBE_S = 5.0
-"""How long a harmless read may take."""
-HEALTH_AT_ONCE_S = 1.0
-"""A starting server answers /health sooner than this, and one that is up no sooner."""
 PROBE_PAUSES_S = (0.05, 0.2, 0.5)
 """Between the tries of a harmless read."""
-POLL_FIRST_S, POLL_MAX_S = 0.02, 0.5
-"""Between two tries of a flush or of /ready: doubling from the first to the last."""
 
 
 class _Ended(Exception):
@@ -90,13 +84,17 @@ class SGLangDriver:
             observation: Observation = await act(issued)
         except _Ended as ended:
             return ended.observation
-        except NotSent as error:
-            return Observation(EventName.DIED, f"nobody listens at its address ({error})")
-        except Unreachable as error:
-            return Observation(EventName.REFUSED, f"it was not sent: {error}")
-        except AnswerLost as error:
-            return await self._after_loss(str(error))
+        except TransportError as error:
+            return await self._undelivered(error)
         return observation
+
+    async def _undelivered(self, error: TransportError) -> Observation:
+        """What a call that got no answer means."""
+        if isinstance(error, NotSent):
+            return Observation(EventName.DIED, f"nobody listens at its address ({error})")
+        if isinstance(error, Unreachable):
+            return Observation(EventName.REFUSED, f"it was not sent: {error}")
+        return await self._after_loss(str(error))
 
     async def generate(self, body: bytes, timeout_s: float) -> bytes:
         try:
@@ -206,7 +204,7 @@ class SGLangDriver:
             found = dialect.capabilities(info, model, allow_unknown_version=self._allow_unknown_version)
             self._check_gpus(found)
             known = str(model.get("weight_version", "")).startswith(labels.PREFIX + ":")
-            ready = await self._wait_until_up(found, issued.deadline_s, known=known)
+            ready = await wait_until_up(self._transport, found, issued.deadline_s, known=known)
         except dialect.Misfit as misfit:
             return Observation(EventName.REFUSED, str(misfit))
         except NotSent as error:
@@ -234,30 +232,6 @@ class SGLangDriver:
                 f"{len(self._gpus)} GPUs are named for it and it has {found.tp_size} tensor parallel ranks;"
                 " name one GPU for each rank, or none"
             )
-
-    async def _wait_until_up(self, found: Capabilities, deadline_s: float, *, known: bool) -> bool:
-        """Wait for the end of the start-up's warm-up: a release during it kills the server.
-
-        From 0.5.20 /ready tells. Before, /health does: while the server starts it answers at once and
-        runs nothing, after that it runs one token; safe on a server that has all of its memory, which is
-        what enrolling one claims. Neither answers 200 on a server that somebody has paused; one that is
-        `known` to have been enrolled before is past its start, and is not waited for.
-        """
-        has_ready = dialect.parse_version(found.sglang_version) >= dialect.READY_FROM
-        path = "/ready" if has_ready else "/health"
-        loop = asyncio.get_running_loop()
-        wait_s = POLL_FIRST_S
-        while loop.time() + wait_s < deadline_s - PROBE_S:
-            asked_s = loop.time()
-            async with asyncio.timeout_at(deadline_s):
-                reply = await self._transport.request("GET", path)
-            if reply.status == 200:
-                return True
-            if known or (not has_ready and loop.time() - asked_s > HEALTH_AT_ONCE_S):
-                return False  # it is up, and stands at somebody's pause
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, POLL_MAX_S)
-        return False
 
     async def _pause(self, issued: Issued) -> Observation:
         await self._same_process()
@@ -301,32 +275,41 @@ class SGLangDriver:
         if load is None or len(load.chunks) != command.chunks:
             return Observation(EventName.REFUSED, "no weights are loaded for this push")
         observation, settled = await self._push_once(issued, load)
-        if settled is not None and not settled.applied:
-            # It is proved that nothing was written, and the source knows now to send everything.
-            why = settled.note
-            observation, settled = await self._push_once(issued, load)
-            if settled is not None and not settled.applied:
-                return Observation(EventName.FAILED, f"nothing was written, twice: {why}; {settled.note}")
-            settled = settled and Settled(settled.applied, f"{settled.note} ({why})")
-        if settled is not None and settled.note:
-            observation = observation._replace(detail=settled.note)
-        return observation
+        if settled is None or settled.applied:
+            return observation._replace(detail=(settled and settled.note) or observation.detail)
+        # Nothing was written, and the source knows now to send everything. The label has moved already, so
+        # whatever keeps the weights from following is a failure, and never a refusal that changed nothing.
+        why = settled.note
+        observation, settled = await self._push_once(issued, load)
+        done = settled is not None and settled.applied
+        detail = f"{settled.note if settled else observation.detail} ({why})"
+        if done or observation.event in (EventName.LOST, EventName.DIED):
+            return observation._replace(detail=detail)
+        return Observation(EventName.FAILED, detail)
+
+    def _target(self) -> Target:
+        known = self._gpus or (None,) * self._capabilities.tp_size
+        ranks = tuple(RankPlace(rank, gpu) for rank, gpu in enumerate(known))
+        return Target(self._server, ranks, self._capabilities.incarnation)
 
     async def _push_once(self, issued: Issued, load: Load) -> tuple[Observation, Settled | None]:
         """One offer of one chunk. What it came to is None unless the server said that it took it."""
         command = issued.command
         chunk = load.chunks[command.chunk]
-        known = self._gpus or (None,) * self._capabilities.tp_size
-        target = Target(self._server, tuple(RankPlace(rank, gpu) for rank, gpu in enumerate(known)))
+        target = self._target()
         new = labels.label(self._run_id, command.version) if chunk.index + 1 == chunk.count else ""
+        making = Making(lambda: offer_and_body(load.source, chunk, target, new))
         try:
-            offer, body = await self._aside(lambda: offer_and_body(load.source, chunk, target, new))
+            offer, body = await self._aside(making)
+        except asyncio.CancelledError:
+            making.abandon()
+            raise
         except Exception as error:  # noqa: BLE001 - a source is anybody's code, and nothing was sent
             why = f"the weights cannot be made: {error or repr(error)}"
             return Observation(EventName.REFUSED, why), None
         try:
             await self._same_process()
-        except _Ended:
+        except BaseException:  # whatever it was, nothing was sent
             await self._aside(offer.withdraw)
             raise
         if new:
@@ -338,19 +321,16 @@ class SGLangDriver:
             self._labels = (new,)
         try:
             return observation, await self._aside(offer.settle)
-        except WeightsError as error:
-            return Observation(EventName.FAILED, str(error)), None
+        except Exception as error:  # noqa: BLE001 - a source is anybody's code, and the bytes have moved
+            return Observation(EventName.FAILED, f"not settled: {error or repr(error)}"), None
 
     async def _delivered(self, issued: Issued, offer: Offer, body: bytes) -> Observation:
-        """Send an offer. It is taken back if it was refused or the server is gone, and left if unknown."""
+        """Send an offer. It is taken back unless it was taken, or nobody can say."""
         try:
             observation = await self._call(issued, "/update_weights_from_tensor", body)
-        except (NotSent, Unreachable):
-            await self._aside(offer.withdraw)
-            raise
-        except AnswerLost as error:
-            observation = await self._after_loss(str(error))
-        if observation.event in (EventName.REFUSED, EventName.DIED):
+        except TransportError as error:
+            observation = await self._undelivered(error)
+        if observation.event not in (EventName.PUSHED, EventName.LOST):
             await self._aside(offer.withdraw)
         return observation
 
@@ -379,19 +359,5 @@ class SGLangDriver:
         await self._same_process()
         observation = await self._call(issued, "/continue_generation", b"{}")
         if observation.event is EventName.CONTINUED:
-            await self._mend_readiness()
+            await mend_readiness(self._transport, self._capabilities)
         return observation
-
-    async def _mend_readiness(self) -> None:
-        """A stranger's /health during a pause leaves /ready at 503 for ever; one good /health mends it.
-
-        Best effort: the server has gone on whatever comes of it.
-        """
-        if dialect.parse_version(self._capabilities.sglang_version) < dialect.READY_FROM:
-            return
-        try:
-            async with asyncio.timeout(PROBE_S):
-                if (await self._transport.request("GET", "/ready")).status == 503:
-                    await self._transport.request("GET", "/health")
-        except (TransportError, TimeoutError):
-            return

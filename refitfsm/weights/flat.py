@@ -39,7 +39,7 @@ def flat_offer(
         entries.append(encoded({"flattened_tensor": lent.value, "metadata": _metadata(flat)}))
         if lent.counter is not None:
             counters.append(lent.counter)
-    lease = Lease(target.server, counters)
+    lease = Lease(target, counters)
     places = [replica.memory for replica in replicas]
     return LentOffer(tuple(entries), LOAD_FORMAT, lease, ledger, places=places)
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import torch
 
 
+GONE_S = 0.5
+"""How long to wait for memory that was not taken. A process that is gone gives nothing back."""
+
+
 class Replica(NamedTuple):
     """All tensors in one place."""
 
@@ -48,7 +52,8 @@ class LentOffer:
         return Settled(applied=True, note=self._note)
 
     def withdraw(self) -> None:
-        """See `Offer.withdraw`."""
+        """See `Offer.withdraw`. A server that answered may have mapped it, and is given time to let go."""
+        self._lease.wait(GONE_S)
         self._ledger.write_off(self._lease)
         self._collect()
 
@@ -72,7 +77,7 @@ def list_offer(
         named, lent = lend_all(replica, names)
         entries.append(encoded(named))
         counters += lent
-    lease = Lease(target.server, counters)
+    lease = Lease(target, counters)
     places = [replica.memory for replica in chosen]
     return LentOffer(tuple(entries), None, lease, ledger, places=places, note=note)
 

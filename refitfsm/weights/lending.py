@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.offer import Target
 from refitfsm.weights.opcodes import Value
 
 if TYPE_CHECKING:
@@ -83,9 +84,15 @@ class Memory(Protocol):
 class Lease:
     """What was lent to one server for one push."""
 
-    def __init__(self, server: str, counters: Sequence[Counter]) -> None:
-        self.server = server
+    def __init__(self, target: Target, counters: Sequence[Counter]) -> None:
+        self.server = target.server
+        self._incarnation = target.incarnation
         self._counters = list(counters)
+
+    def is_of_an_earlier_start(self, target: Target) -> bool:
+        """Whether it was lent to a process that the server at this address has replaced."""
+        known = self._incarnation and target.incarnation
+        return self.server == target.server and bool(known) and self._incarnation != target.incarnation
 
     def add(self, counters: Sequence[Counter]) -> None:
         """More that was lent with it."""
@@ -154,6 +161,13 @@ class Ledger:
         """Count a lease as back: its server has not taken it, or is gone."""
         lease.write_off()
         self.returned(lease)
+
+    def write_off_earlier(self, target: Target) -> None:
+        """A process that was replaced gives nothing back: count what was lent to it as back."""
+        with self._held() as leases:
+            gone = [lease for lease in leases if lease.is_of_an_earlier_start(target)]
+        for lease in gone:
+            self.write_off(lease)
 
     @property
     def open(self) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ class Target(NamedTuple):
     """The address it is known by."""
     ranks: tuple[RankPlace, ...]
     """In rank order, each rank once."""
+    incarnation: str = ""
+    """Differs between two starts of the server; empty if that is not known."""
 
 
 class Settled(NamedTuple):

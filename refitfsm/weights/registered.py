@@ -15,6 +15,7 @@ from refitfsm.server import LOADER, protocol
 from refitfsm.server.protocol import Order, Status
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.handles import (
+    GONE_S,
     Replica,
     encoded,
     lend_all,
@@ -30,9 +31,6 @@ from refitfsm.weights.payload import cpu_payload, tensor_value
 
 if TYPE_CHECKING:
     import torch
-
-_GONE_S = 0.5
-"""How long to wait for memory that a loader dropped. A process that is gone gives nothing back."""
 
 
 @dataclass
@@ -118,6 +116,9 @@ class Registrations:
         synchronize(chosen)
         addresses = tuple(replica.tensors[name].data_ptr() for replica in chosen for name in self._names)
         known = self._open.get(target.server)
+        if known is not None and known.lease.is_of_an_earlier_start(target):
+            self._drop(target.server)
+            return self._register(target, chosen, addresses, "the server was started again")
         if known is None:
             return self._register(target, chosen, addresses, "")
         if known.addresses != addresses:
@@ -143,7 +144,7 @@ class Registrations:
         self, target: Target, chosen: Sequence[Replica], addresses: tuple[int, ...], why: str
     ) -> RegisteredOffer:
         controls = tuple(_control(replica) for replica in chosen)
-        lease = Lease(target.server, [])
+        lease = Lease(target, [])
         new = _Registration(secrets.token_hex(16), secrets.token_hex(16), controls, addresses, lease)
         order = new.order("register")
         entries = []
@@ -179,7 +180,7 @@ class Registrations:
         known = self._open.pop(server, None)
         if known is not None:
             known.revoke()
-            known.lease.wait(_GONE_S)
+            known.lease.wait(GONE_S)
             self._ledger.write_off(known.lease)
 
     def close(self) -> None:

@@ -100,6 +100,7 @@ class TorchSource:
         """See `WeightSource.offer`."""
         if self._closed:
             raise WeightsError("the tensors of this source were let go: make a new source for each refit")
+        self._ledger.write_off_earlier(target)
         if self._by_bytes:
             return BytesOffer((self._bytes_entry(chunk),) * len(target.ranks))
         if chunk.form is Form.REGISTERED:

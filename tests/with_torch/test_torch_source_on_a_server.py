@@ -1,6 +1,8 @@
 """Every way of pushing, into a real server on the CPU, from tensors in shared memory or as bytes."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitfsm import Fleet
+from refitfsm import CycleAborted, Fleet
 from refitfsm.audit.verify import verify_file
 from refitfsm.server import LOADER
 from refitfsm.weights.files import tiny_checkpoint
-from refitfsm.weights.plan import Strategy
+from refitfsm.weights.offer import Offer, Target
+from refitfsm.weights.plan import ChunkPlan, Strategy
 from refitfsm.weights.torch_source import TorchSource
-from tests.real.server import RealServer, call
+from tests.real.server import RealServer, call, members
+from tests.support.until import until
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICY = """
@@ -205,3 +209,38 @@ def test_bytes_need_no_shared_memory(server: RealServer, tmp_path: Path) -> None
             assert await asyncio.to_thread(checksum, server) == expected[1]
 
     asyncio.run(life())
+
+
+class Stopping(TorchSource):
+    """Stops a server's scheduler when it is about to be pushed to: the push is taken, and not carried out."""
+
+    server: RealServer
+
+    def offer(self, chunk: ChunkPlan, target: Target) -> Offer:
+        made = super().offer(chunk, target)
+        for pid in members(self.server.pid):
+            if pid != self.server.pid:
+                os.kill(pid, signal.SIGSTOP)
+        return made
+
+
+def test_a_server_that_dies_in_a_push_holds_nothing(folder: Path, tmp_path: Path) -> None:
+    """A server is killed while memory is lent to it: the cycle ends, names it, and no lease stays open."""
+    ours = tensors(tmp_path, 1)
+
+    async def life(server: RealServer) -> tuple[str, ...]:
+        source = Stopping(ours, share_host_memory=True)
+        source.server = server
+        path = policy(tmp_path, Strategy.LIST, colocated=False)
+        async with Fleet.connect([server.url], policy=path) as fleet:
+            refit = asyncio.create_task(fleet.refit(source, 1))
+            await until(lambda: bool(source.open_leases))
+            server.kill()
+            with pytest.raises(CycleAborted, match=server.url):
+                await refit
+            lent = source.open_leases
+        source.close()
+        return lent
+
+    with RealServer(Path(sys.executable), folder) as running:
+        assert asyncio.run(life(running)) == ()
