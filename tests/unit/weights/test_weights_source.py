@@ -129,9 +129,10 @@ def test_tiny_checkpoint_is_the_model_of_its_config(tiny: Path) -> None:
 
 
 def test_nothing_here_imports_torch() -> None:
-    """All of the package imports without torch and without SGLang."""
+    """All of the package imports without torch and without SGLang, but the kernel, which is Triton's."""
     modules = sorted(file.stem for file in Path(weights.__file__).parent.glob("[!_]*.py"))
     assert "torch_source" in modules
+    modules = [module for module in modules if module != "hash_kernel"]
     program = "import sys; sys.modules['torch'] = sys.modules['sglang'] = None\n" + "".join(
         f"import refitfsm.weights.{module}\n" for module in modules
     )
