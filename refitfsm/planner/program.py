@@ -143,41 +143,19 @@ CONTINUE = Step(
 FINISH_DRAIN = DRAIN._replace(needed=lambda view, _c, _r: view.gate is Gate.DRAINING)
 REBUILD_KEPT = REBUILD._replace(needed=lambda view, _c, _r: view.state is ServerState.WEIGHTS_STAGED)
 
+_STAGE = (DRAIN, PAUSE, FLUSH, RESUME_WEIGHTS, END_FOREIGN, BEGIN, PUSH, END, VERIFY)
+_COMMIT = (RESUME_REST, REBUILD)
+
 PROGRAMS: dict[Goal, tuple[Step, ...]] = {
     Goal.ENROL: (ENROL,),
     Goal.RELEASE: (DRAIN, PAUSE, END_FOREIGN, FLUSH, RELEASE),
     Goal.RESUME: (FINISH_DRAIN, RESUME_WEIGHTS, VERIFY, RESUME_REST, REBUILD),
-    Goal.REFIT: (
-        DRAIN,
-        PAUSE,
-        FLUSH,
-        RESUME_WEIGHTS,
-        END_FOREIGN,
-        BEGIN,
-        PUSH,
-        END,
-        VERIFY,
-        RESUME_REST,
-        REBUILD,
-    ),
-    Goal.STAGE: (
-        DRAIN,
-        PAUSE,
-        FLUSH,
-        RESUME_WEIGHTS,
-        END_FOREIGN,
-        BEGIN,
-        PUSH,
-        END,
-        VERIFY,
-    ),
-    Goal.COMMIT: (RESUME_REST, REBUILD),
+    Goal.REFIT: (*_STAGE, *_COMMIT),
+    Goal.STAGE: _STAGE,
+    Goal.COMMIT: _COMMIT,
     Goal.FLUSH: (DRAIN, PAUSE, FLUSH),
 }
-"""For each goal: the steps that lead to the fleet's commit, in order.
-
-A refit is a stage and a commit in one.
-"""
+"""For each goal: the steps that lead to the fleet's commit, in order."""
 
 OPEN: tuple[Step, ...] = (CONTINUE,)
 """After the commit. `release` and `stage` have none: the trainer has the memory, or some of it."""
