@@ -25,8 +25,7 @@ import torch
 from refitfsm.server import LOADER
 from refitfsm.weights.handles import lend_all
 from refitfsm.weights.plan import PushWish, Strategy
-from refitfsm.weights.torch_source import TorchSource
-from tests.gpu.models import QWEN3_8B, QWEN3_TINY, Qwen3, fill
+from tests.gpu.models import QWEN3_8B, QWEN3_TINY, Qwen3
 from tests.gpu.push_measures import Row, Weights, copies, cycles, many, plainest, variant
 from tests.gpu.server import GpuServer, kernels, site
 from tests.real.server import side_by_side
@@ -47,7 +46,7 @@ async def attempted(work: Awaitable[Row], name: str) -> Row:
 def counted(weights: Weights) -> dict[str, int]:
     """Whether torch's counts of lent tensors can be read here: all of them, or the proof is none."""
     replica = weights.source._replicas[0]
-    names = list(weights.tensors)[:5]
+    names = list(weights.replicas[0])[:5]
     _, counters = lend_all(replica, names)
     held = sum(not counter.is_back() for counter in counters)
     for counter in counters:
@@ -56,13 +55,14 @@ def counted(weights: Weights) -> dict[str, int]:
     return {"lent": len(names), "counted": len(counters), "held": held}
 
 
-async def measure(urls: list[str], model: Qwen3, repeats: int, result: dict[str, object]) -> None:
-    separate, in_one = model.separate("cuda"), model.in_one("cuda")
-    fill(separate, 1)
-    fill(in_one, 2)
-    result["weight_bytes"] = sum(tensor.nbytes for tensor in separate.values())
-    result["copies_s"] = copies(separate, in_one, repeats)
-    apart, together = Weights(separate, TorchSource(separate)), Weights(in_one, TorchSource(in_one))
+async def measure(urls: list[str], model: Qwen3, tp: int, repeats: int, result: dict[str, object]) -> None:
+    devices = [f"cuda:{rank}" for rank in range(tp)]
+    apart = Weights.of(*(model.separate(device) for device in devices))
+    together = Weights.of(*(model.in_one(device) for device in devices))
+    apart.fill(1)
+    together.fill(2)
+    result["weight_bytes"] = apart.source.manifest.nbytes
+    result["copies_s"] = copies(apart.replicas[0], together.replicas[0], repeats)
     result["counters"] = counted(apart)
     rows: list[Row] = []
     result["variants"] = rows
@@ -97,6 +97,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--kernels", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tp", type=int, default=1, help="ranks of each server, each on a GPU of its own")
     parser.add_argument("--model", choices=MODELS, default="qwen3-8b")
     options = parser.parse_args()
     pynvml.nvmlInit()
@@ -111,6 +112,7 @@ def main() -> int:
             packages=packages,
             flags=flags,
             env=env,
+            tp=options.tp,
             mem_fraction_static=fraction,
             max_total_tokens=tokens,
         )
@@ -120,17 +122,17 @@ def main() -> int:
         "what": "ways to push weights, one GPU; colocated cycles; fifty pushes",
         "command": "python3 -m tests.gpu.push_benchmark --out FILE.json",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {"gpu": torch.cuda.get_device_name(0), "gpus": 1},
+        "machine": {"gpu": torch.cuda.get_device_name(0), "gpus": options.tp},
         "versions": {"sglang": "0.5.16", "torch": torch.__version__, "python": sys.version.split()[0]},
         "model": options.model,
+        "tp": options.tp,
     }
     began = time.monotonic()
     with kernels(options.kernels), side_by_side(*servers):
         result["servers_start_s"] = round(time.monotonic() - began, 1)
         try:
-            asyncio.run(
-                measure([server.url for server in servers], MODELS[options.model], options.repeats, result)
-            )
+            urls = [server.url for server in servers]
+            asyncio.run(measure(urls, MODELS[options.model], options.tp, options.repeats, result))
         except Exception:  # noqa: BLE001 - what was measured is written all the same
             result["error"] = traceback.format_exc()
         result["server_log_end"] = (

@@ -21,13 +21,33 @@ from tests.real.server import call
 
 Tensors = dict[str, torch.Tensor]
 Row = dict[str, object]
+Expected = dict[int, list[dict[str, str]]]
+"""Each rank's checksums, by seed."""
 
 
 class Weights(NamedTuple):
-    """Tensors, and the source that pushes them."""
+    """Tensors, the same on each GPU of a server, and the source that pushes them."""
 
-    tensors: Tensors
+    replicas: tuple[Tensors, ...]
     source: TorchSource
+
+    @classmethod
+    def of(cls, *replicas: Tensors) -> "Weights":
+        return cls(replicas, TorchSource(replicas[0], replicas=replicas[1:]))
+
+    def fill(self, seed: int) -> None:
+        """Give all the values of a seed, and wait until they have them."""
+        for index, tensors in enumerate(self.replicas):
+            fill(tensors, seed)
+            torch.cuda.synchronize(index)
+
+    @property
+    def ranks(self) -> tuple[RankPlace, ...]:
+        return tuple(RankPlace(rank, gpu_uuid(rank)) for rank in range(len(self.replicas)))
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(gpu_uuid(rank) for rank in range(len(self.replicas)))
 
 
 def used_bytes() -> int:
@@ -35,8 +55,8 @@ def used_bytes() -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
 
 
-def gpu_uuid() -> str:
-    return str(torch.cuda.get_device_properties(0).uuid)
+def gpu_uuid(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -61,11 +81,10 @@ def copies(one: Tensors, other: Tensors, repeats: int) -> dict[str, list[float]]
     }
 
 
-async def push(
-    transport: HttpTransport, server: str, source: TorchSource, wish: PushWish
-) -> dict[str, float]:
+async def push(transport: HttpTransport, server: str, weights: Weights, wish: PushWish) -> dict[str, float]:
     """One push of everything, as the driver does it; seconds by part."""
-    target = Target(server, (RankPlace(0, gpu_uuid()),))
+    source = weights.source
+    target = Target(server, weights.ranks)
     spent = {"plan": 0.0, "offer": 0.0, "post": 0.0, "settle": 0.0}
     began = time.perf_counter()
     plan = source.plan(wish)
@@ -89,11 +108,10 @@ async def push(
     return spent
 
 
-def checksums(url: str) -> dict[str, str]:
-    found: dict[str, str] = call(url, "/weights_checker", {"action": "checksum"}).value["ranks"][0][
-        "checksums"
-    ]
-    return found
+def checksums(url: str) -> list[dict[str, str]]:
+    """Of each rank, by the server's names."""
+    ranks = call(url, "/weights_checker", {"action": "checksum"}).value["ranks"]
+    return [rank["checksums"] for rank in ranks]
 
 
 async def variant(
@@ -103,29 +121,27 @@ async def variant(
     wish: PushWish,
     *,
     repeats: int,
-    expected: dict[int, dict[str, str]],
+    expected: Expected,
     fresh: bool = False,
 ) -> Row:
     """One way of pushing, repeated; the server's content compared at the end.
 
     With `fresh` the values change before each push: what is only replayed has to show that it copies.
     """
-    tensors, source = weights
+    source = weights.source
     transport = HttpTransport(url)
     seed = 1
-    fill(tensors, seed)
-    torch.cuda.synchronize()
+    weights.fill(seed)
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()
     samples = []
     try:
-        await push(transport, url, source, wish)
+        await push(transport, url, weights, wish)
         for _ in range(repeats):
             if fresh:
                 seed = 3 - seed
-                fill(tensors, seed)
-                torch.cuda.synchronize()
-            samples.append(await push(transport, url, source, wish))
+                weights.fill(seed)
+            samples.append(await push(transport, url, weights, wish))
         good = checksums(url) == expected[seed]
     finally:
         await transport.aclose()
@@ -143,14 +159,13 @@ async def variant(
     }
 
 
-async def plainest(url: str, weights: Weights, wish: PushWish) -> tuple[Row, dict[int, dict[str, str]]]:
+async def plainest(url: str, weights: Weights, wish: PushWish) -> tuple[Row, Expected]:
     """One push a tensor, twice: what it takes, and the checksums that all other ways are compared with."""
     transport = HttpTransport(url)
     expected, samples = {}, []
     for seed in (1, 2):
-        fill(weights.tensors, seed)
-        torch.cuda.synchronize()
-        samples.append(await push(transport, url, weights.source, wish))
+        weights.fill(seed)
+        samples.append(await push(transport, url, weights, wish))
         expected[seed] = checksums(url)
     await transport.aclose()
     assert expected[1] != expected[2]
@@ -161,9 +176,9 @@ async def plainest(url: str, weights: Weights, wish: PushWish) -> tuple[Row, dic
     return row, expected
 
 
-async def cycles(urls: list[str], weights: Weights, count: int, expected: dict[int, dict[str, str]]) -> Row:
+async def cycles(urls: list[str], weights: Weights, count: int, expected: Expected) -> Row:
     """Colocated cycles through the fleet: release, refit, with the weights changed in between."""
-    specs = [ServerSpec(url, (gpu_uuid(),)) for url in urls]
+    specs = [ServerSpec(url, weights.gpus) for url in urls]
     policy = Path(__file__).with_name("colocated_registered.toml")
     rows = []
     async with Fleet.connect(specs, policy=policy) as fleet:
@@ -172,8 +187,7 @@ async def cycles(urls: list[str], weights: Weights, count: int, expected: dict[i
             released = await fleet.release()
             empty = used_bytes()
             seed = 1 + version % 2
-            fill(weights.tensors, seed)
-            torch.cuda.synchronize()
+            weights.fill(seed)
             refit = await fleet.refit(weights.source, version)
             phases = {
                 **{f"{kind} (release)": seconds for kind, seconds in released.phases_s.items()},
@@ -203,11 +217,11 @@ async def many(url: str, weights: Weights, wish: PushWish, count: int) -> Row:
     source = weights.source
     transport = HttpTransport(url)
     try:
-        await push(transport, url, source, wish)
+        await push(transport, url, weights, wish)
         source.release()
         before = (used_bytes(), torch.cuda.memory_allocated(), len(source.open_leases))
         for _ in range(count):
-            await push(transport, url, source, wish)
+            await push(transport, url, weights, wish)
         source.release()
         after = (used_bytes(), torch.cuda.memory_allocated(), len(source.open_leases))
     finally:
