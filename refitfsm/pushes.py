@@ -7,11 +7,12 @@ from typing import Protocol, runtime_checkable
 from refitfsm.drivers.push import Load
 from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.errors import ConfigError
-from refitfsm.model.values import ServerView
+from refitfsm.model.values import ServerView, VerifyLevel
 from refitfsm.policies import Policy
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest
 from refitfsm.weights.plan import PushWish
+from refitfsm.weights.proof import ProvesContent
 from refitfsm.weights.safetensors import CheckpointFolder
 from refitfsm.weights.source import CheckpointSource, WeightSource
 
@@ -99,6 +100,11 @@ class Pushes:
         source = as_source(weights)
         if source is not weights:
             self._opened.append(source)
+        if self._policy.verify is VerifyLevel.CONTENT and not isinstance(source, ProvesContent):
+            raise ConfigError(
+                "verify = content, and these weights have no checksums here: give torch tensors"
+                " where the servers' are, CPU or GPU, or use verify = checksum"
+            )
         if self._reference is None:
             self._reference = server_manifest(views)
         if self._reference is None:

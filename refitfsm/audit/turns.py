@@ -13,7 +13,7 @@ from refitfsm.model.records import FleetRecord, ServerRecord, Turn
 from refitfsm.model.row import Verdict
 from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Gate, ServerState
-from refitfsm.model.values import REQUESTS, EventName, ServerView, VerifyLevel
+from refitfsm.model.values import REQUESTS, EventName, ServerView
 
 ROUNDING_S = 1e-3
 """Times in a journal are rounded to microseconds; sums of them are compared with this much room."""
@@ -130,7 +130,7 @@ class CycleAudit:
     def _check_checksums(self, ready: list[ServerView]) -> None:
         sums: dict[int, str] = {}
         for view in ready:
-            if self.rules.verify is VerifyLevel.CHECKSUM and not view.checksum:
+            if self.rules.verify.needs_checksums and not view.checksum:
                 raise Broken(f"{view.server} is committed without the checksum that the policy asks for")
             if sums.setdefault(view.capabilities.tp_size, view.checksum) != view.checksum:
                 raise Broken(f"{view.server} is committed with another checksum than the others'")

@@ -14,7 +14,7 @@ from refitfsm.drivers.http import HttpTransport
 from refitfsm.drivers.transport import Reply, TransportError
 from refitfsm.errors import ConfigError
 from refitfsm.model.guards import GUARDS
-from refitfsm.model.values import Capabilities, VerifyLevel
+from refitfsm.model.values import Capabilities
 from refitfsm.servers import normal_url
 
 HELP = (
@@ -147,7 +147,7 @@ def _lacks(policy: policies.Policy, found: Capabilities | None) -> str:
         return "a version that is known"
     if policy.release and not found.memory_saver:
         return GUARDS["memory_saver_is_on"].remedy
-    if policy.verify is VerifyLevel.CHECKSUM and not found.checksums:
+    if policy.verify.needs_checksums and not found.checksums:
         return f"checksums: they exist from SGLang {dialect.dotted(dialect.CHECKSUMS_FROM)} on"
     return ""
 

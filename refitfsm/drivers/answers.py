@@ -8,6 +8,7 @@ import msgspec
 from refitfsm.drivers.base import Observation
 from refitfsm.drivers.transport import Reply
 from refitfsm.model.values import NOTHING_REPORTED, CommandKind, EventName, Report
+from refitfsm.weights.proof import RankSums
 
 WORDS_MAX = 300
 """Characters of a server's words that go into a detail."""
@@ -107,3 +108,21 @@ def checksum_of(fields: Mapping[str, object]) -> str:
     if not isinstance(ranks, list):
         return ""
     return "+".join(str(rank.get("per_gpu_checksum", "")) for rank in ranks if isinstance(rank, dict))
+
+
+def rank_sums(fields: Mapping[str, object]) -> tuple[RankSums, ...]:
+    """Each rank's checksums from /weights_checker.
+
+    A rank's place is an object up to 0.5.16, and a list with one for each model of the process since.
+    """
+    ranks = fields.get("ranks")
+    found = []
+    for rank in ranks if isinstance(ranks, list) else ():
+        place = rank.get("parallelism_info") if isinstance(rank, dict) else None
+        sums = rank.get("checksums") if isinstance(rank, dict) else None
+        if isinstance(place, list):
+            place = next((item for item in place if isinstance(item, dict)), None)
+        if isinstance(place, dict) and isinstance(sums, dict):
+            tp_rank = place.get("tp_rank", 0)
+            found.append(RankSums(tp_rank if isinstance(tp_rank, int) else 0, sums))
+    return tuple(found)

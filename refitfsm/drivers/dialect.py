@@ -122,6 +122,7 @@ def capabilities(info: Info, model: Info, *, allow_unknown_version: bool = False
         checksums=version >= CHECKSUMS_FROM,
         tp_size=tp_size if isinstance(tp_size, int) else 1,
         loader=_has_loader(info.get("custom_weight_loader")),
+        on_cpu=info.get("device") == "cpu",
         weights_bytes=_used_bytes(info, "weight"),
         kv_cache_bytes=_used_bytes(info, "kvcache"),
         model_path=str(model.get("model_path", "")),

@@ -19,6 +19,8 @@ from refitfsm.model.records import Issued
 from refitfsm.model.states import Tag
 from refitfsm.model.values import DONE, NOTHING_REPORTED, Capabilities, EventName, Report, VerifyLevel
 from refitfsm.weights.offer import Offer, RankPlace, Settled, Target
+from refitfsm.weights.proof import ProvesContent
+from refitfsm.weights.source import WeightSource
 
 PROBE_PAUSES_S = (0.05, 0.2, 0.5)
 """Between the tries of a harmless read."""
@@ -339,21 +341,37 @@ class SGLangDriver:
             found = await self._label()
         except TimeoutError:
             return Observation(EventName.LOST, "/model_info did not answer")
-        checksum = ""
-        if issued.command.level is VerifyLevel.CHECKSUM:
-            checksum = await self._checksum(issued)
-        version = labels.version_of(found, self._run_id)
+        report = Report(version=labels.version_of(found, self._run_id))
         said = f"the label read back is {found!r}"
-        return Observation(EventName.VERIFIED, said, Report(version=version, checksum=checksum))
+        if issued.command.level.needs_checksums:
+            fields = await self._checksums(issued)
+            report = report._replace(checksum=answers.checksum_of(fields))
+            if issued.command.level is VerifyLevel.CONTENT and self.load is not None:
+                said = f"{said}; {await self._compared(self.load.source, fields)}"
+        return Observation(EventName.VERIFIED, said, report)
 
-    async def _checksum(self, issued: Issued) -> str:
+    async def _compared(self, source: WeightSource, fields: Mapping[str, object]) -> str:
+        """In words, that the reported checksums are those of the pushed weights. Ends the command if not."""
+        if not isinstance(source, ProvesContent):
+            raise _Ended(Observation(EventName.FAILED, "content: these weights have no checksums here"))
+        ranks, target = answers.rank_sums(fields), self._target()
+        on_cpu = self._capabilities.on_cpu
+        try:
+            found = await self._aside(lambda: source.compare(ranks, target, on_cpu=on_cpu))
+        except Exception as error:
+            raise _Ended(Observation(EventName.FAILED, f"content: {error or repr(error)}")) from error
+        if found.differing or not found.compared:
+            raise _Ended(Observation(EventName.FAILED, f"content: {found.words}"))
+        return found.words
+
+    async def _checksums(self, issued: Issued) -> Mapping[str, object]:
         reply = await self._transport.request("POST", "/weights_checker", _body({"action": "checksum"}))
         answer = answers.read(reply)
         observation = answers.judge(answer, issued.command.kind, EventName.VERIFIED)
         if observation.event is not EventName.VERIFIED:
             why = f"checksum: {observation.detail}; use verify = version if the server cannot make one"
             raise _Ended(observation._replace(detail=why))
-        return answers.checksum_of(answer.fields)
+        return answer.fields
 
     async def _continue(self, issued: Issued) -> Observation:
         await self._same_process()

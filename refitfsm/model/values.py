@@ -32,6 +32,13 @@ class VerifyLevel(StrEnum):
     """The version label is read back from the server."""
     CHECKSUM = "checksum"
     """Also the checksum of the weights in memory, equal on all servers of the fleet."""
+    CONTENT = "content"
+    """Also, each tensor's checksum is that of the weights that were pushed, as the sender computes it."""
+
+    @property
+    def needs_checksums(self) -> bool:
+        """Whether the server has to make checksums for it."""
+        return self is not VerifyLevel.VERSION
 
 
 class Command(NamedTuple):
@@ -128,6 +135,8 @@ class Capabilities(NamedTuple):
     weights_bytes: int = 0
     """What a rank's weights take of its GPU, as the server measured it at its start; 0: not known."""
     kv_cache_bytes: int = 0
+    on_cpu: bool = False
+    """It computes on the CPU, where checksums are made otherwise than on a GPU."""
     model_path: str = ""
     weight_label: str = ""
     """The label of weights that some run pushed, as found at enrolment; empty: start-up weights."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from refitfsm.model.fleet import FleetView, Goal, admits, usable
 from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Condition, ContentKind, ServerState
-from refitfsm.model.values import ServerView, VerifyLevel
+from refitfsm.model.values import ServerView
 
 
 class Request(NamedTuple):
@@ -177,7 +177,7 @@ def unfit(views: Sequence[ServerView], rules: Rules) -> str:
                 f"{view.server}: was started without our loader, and policy {rules.name} has push_strategy ="
                 " registered; start it with --custom-weight-loader refitfsm.server.loader.load, or use auto"
             )
-        if rules.verify is VerifyLevel.CHECKSUM and not view.capabilities.checksums:
+        if rules.verify.needs_checksums and not view.capabilities.checksums:
             return (
                 f"{view.server}: SGLang {view.capabilities.sglang_version} makes no checksums, and policy"
                 f" {rules.name} asks for them; use verify = version, or a newer SGLang"

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from refitfsm.weights.buckets import Buckets, require_room
 from refitfsm.weights.cuda import CudaMemory
 from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.expectation import compare, expect
 from refitfsm.weights.flat import flat_offer, in_place
+from refitfsm.weights.fusion import Heads
 from refitfsm.weights.handles import Replica, list_offer, replica_of, synchronize
 from refitfsm.weights.host import HostMemory
 from refitfsm.weights.lending import Ledger, Memory
@@ -16,6 +18,7 @@ from refitfsm.weights.manifest import Manifest
 from refitfsm.weights.offer import BytesOffer, Offer, Target
 from refitfsm.weights.payload import cpu_payload
 from refitfsm.weights.plan import PLANNERS, ChunkPlan, Form, PushPlan, PushWish, Strategy, plan_list
+from refitfsm.weights.proof import Comparison, RankSums
 from refitfsm.weights.registered import Registrations
 from refitfsm.weights.torch_checks import spec_of
 
@@ -38,7 +41,8 @@ class TorchSource:
     Keep a source for many refits: it takes the values that its tensors have at each. That is what a
     registered push needs.
 
-    `replicas` holds the same tensors on the other GPUs that tensor parallel servers use.
+    `replicas` holds the same tensors on the other GPUs that tensor parallel servers use. `heads` are the
+    model's attention heads, which `verify = "content"` has to know of tensor parallel servers.
 
     Raises:
         WeightsError: a name is given twice, a tensor cannot be sent as it is, the tensors of a replica are
@@ -51,7 +55,9 @@ class TorchSource:
         *,
         replicas: "Sequence[NamedTensors]" = (),
         share_host_memory: bool = False,
+        heads: Heads | None = None,
     ) -> None:
+        self._heads = heads
         sets = [_held(given) for given in (named_tensors, *replicas)]
         self.manifest = sets[0][0]
         for manifest, _ in sets[1:]:
@@ -126,6 +132,26 @@ class TorchSource:
         # Not kept for the next server: the trainer may have changed the tensors since.
         by_name, tensors = self.manifest.by_name, self._replicas[0].tensors
         return cpu_payload((by_name[name], raw_view(tensors[name], by_name[name])) for name in chunk.names)
+
+    def compare(self, ranks: Sequence[RankSums], target: Target, *, on_cpu: bool) -> Comparison:
+        """See `ProvesContent.compare`."""
+        places = {place.tp_rank: place for place in target.ranks}
+        differing: set[str] = set()
+        unknown: set[str] = set()
+        compared = 0
+        for rank in ranks:
+            replica = replica_of(self._replicas, places[rank.tp_rank])
+            if on_cpu != (not replica.memory.place):
+                raise WeightsError(
+                    "the server's checksums are of another kind of device than these tensors are on:"
+                    " use verify = checksum"
+                )
+            tp = (rank.tp_rank, len(target.ranks))
+            made = expect(replica.tensors, rank.checksums, tp_rank=tp[0], tp_size=tp[1], heads=self._heads)
+            differing.update(compare(made, rank.checksums))
+            unknown.update(made.unknown)
+            compared += len(made.checksums)
+        return Comparison(tuple(sorted(differing)), tuple(sorted(unknown)), compared)
 
     def release(self) -> None:
         """See `WeightSource.release`."""
