@@ -19,9 +19,8 @@ import triton.language as tl  # type: ignore[import-not-found]
 
 from refitfsm.weights.hashing import POSITION_FACTORS, POSITION_TURNS, SEEDS, TILE_WORDS
 
-_WARPS = 4
-_BLOCK = 1024
-"""Words that a program reads at a time."""
+WARPS = 4
+BLOCK_WORDS = 1024
 _ALIGNMENT_BYTES = 16
 
 # The table has a row for each piece. Words count from the tensor's start, tiles from the first of the launch.
@@ -45,8 +44,10 @@ class Job(NamedTuple):
     pieces: Sequence[torch.Tensor]
 
 
-def add_sums(sums: torch.Tensor, jobs: Sequence[Job]) -> None:
+def add_sums(sums: torch.Tensor, jobs: Sequence[Job], *, block_words: int = BLOCK_WORDS) -> None:
     """Add the sum over the tiles of each job to its slot of `sums` (int64, on the device of the pieces).
+
+    A program reads `block_words` at a time; that divides a tile.
 
     On a GPU this returns before the work is done, which is queued in the current stream.
     """
@@ -60,7 +61,11 @@ def add_sums(sums: torch.Tensor, jobs: Sequence[Job]) -> None:
     piece_of_tile = torch.searchsorted(begins, places, right=True, out_int32=True) - 1
     aligned = all(row[0] % _ALIGNMENT_BYTES == 0 and row[1] * 4 % _ALIGNMENT_BYTES == 0 for row in rows)
     _hash_tile[(tiles,)](
-        *(table, piece_of_tile, sums), ALIGNED=aligned, TILE=TILE_WORDS, BLOCK=_BLOCK, num_warps=_WARPS
+        *(table, piece_of_tile, sums),
+        ALIGNED=aligned,
+        TILE=TILE_WORDS,
+        BLOCK=block_words,
+        num_warps=WARPS,
     )
 
 

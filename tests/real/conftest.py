@@ -18,11 +18,12 @@ TIMEOUT_S = 1800  # the first test to run may build the environment; no test wai
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder is marked, and all run on one worker: two servers fill two cores."""
+    """Every test of this folder is marked, and those with servers run on one worker: two fill two cores."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.real)
-            item.add_marker(pytest.mark.xdist_group("real"))
+            alone = "test_all_hold_with_torch" in item.name and "on_a_server" not in item.name
+            item.add_marker(pytest.mark.xdist_group("torch" if alone else "real"))
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
