@@ -12,6 +12,7 @@ from refitfsm.audit.sink import Logger
 from refitfsm.errors import ControllerClosed
 from refitfsm.fleet import GENERATE_S, Fleet
 from refitfsm.generation import Generation
+from refitfsm.hooks import called_plainly
 from refitfsm.pushes import Weights
 from refitfsm.reports import CycleReport, FleetStatus, joined
 from refitfsm.servers import ServerSpec
@@ -128,11 +129,16 @@ class BlockingFleet:
     ) -> CycleReport:
         """See `Fleet.refit`. Hooks are called in the calling thread, which may hold a GPU context."""
         if before_push is not None:
-            before_push()
+
+            async def check() -> None:
+                self._fleet.check_refit(version)
+
+            self._wait(check())
+            called_plainly(before_push)
         if after_push is None:
             return self._wait(self._fleet.refit(weights, version))
         staged = self.stage(weights, version)
-        after_push()
+        called_plainly(after_push)
         return joined(staged, self.commit(version))
 
     def stage(self, weights: Weights, version: int) -> CycleReport:

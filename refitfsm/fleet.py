@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -18,21 +18,18 @@ from refitfsm.drivers.push import Aside, Threads
 from refitfsm.drivers.room import Meter, NvmlMeter, Rooms
 from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.drivers.transport import Transport
-from refitfsm.errors import ConfigError, ControllerClosed, NotServing, RequestFailed
+from refitfsm.errors import CommandRefused, ConfigError, ControllerClosed, NotServing, RequestFailed
 from refitfsm.generation import Generation, read_answer, request_body
+from refitfsm.hooks import Hook, called
 from refitfsm.model.fleet import FleetView, Goal, admits
 from refitfsm.model.rules import FailurePolicy
 from refitfsm.planner.cycle import is_reached
-from refitfsm.planner.requests import Request
-from refitfsm.pushes import Pushes, Weights
+from refitfsm.planner.requests import Request, refusal
+from refitfsm.pushes import Pushes, Weights, check_version
 from refitfsm.reports import CycleReport, FleetStatus, aborted, joined, phases_s
 from refitfsm.servers import ServerSpec, checked_specs
 from refitfsm.weights.errors import WeightsError
 
-VERSION_MAX = 2**53 - 1
-"""The largest whole number that every reader of JSON takes exactly."""
-Hook = Callable[[], Awaitable[None] | None]
-"""What a trainer wants done at a point of a refit."""
 GENERATE_S = 600.0
 """How long an answer may take, unless the caller says otherwise."""
 
@@ -254,11 +251,12 @@ class Fleet:
             CycleAborted: a server failed; the message says which, why, and what is left.
         """
         if before_push is not None:
-            await _called(before_push)
+            self.check_refit(version)
+            await called(before_push)
         if after_push is None:
             return await self._push(Goal.REFIT, weights, version)
         staged = await self._push(Goal.STAGE, weights, version)
-        await _called(after_push)
+        await called(after_push)
         return joined(staged, await self.commit(version))
 
     async def stage(self, weights: Weights, version: int) -> CycleReport:
@@ -275,11 +273,24 @@ class Fleet:
             CommandRefused: it is not what the servers hold, or not legal now; nothing was sent.
             CycleAborted: a server failed.
         """
-        return await self._cycle(Request(Goal.COMMIT, version))
+        check_version(version)
+        report = await self._cycle(Request(Goal.COMMIT, version))
+        self._pushes.staged_serve()
+        return report
+
+    def check_refit(self, version: int) -> None:
+        """Whether a refit to this version would be taken now. Nothing is sent.
+
+        Raises:
+            ConfigError: it is no version. CommandRefused: not legal now.
+        """
+        check_version(version)
+        why = refusal(self._running.fleet, Request(Goal.REFIT, version, (1,)), self.policy.rules)
+        if why is not None:
+            raise CommandRefused(*why)
 
     async def _push(self, goal: Goal, weights: Weights, version: int) -> CycleReport:
-        if not isinstance(version, int) or isinstance(version, bool) or version > VERSION_MAX:
-            raise ConfigError(f"version {version!r}: give a whole number, such as the training step")
+        check_version(version)
         idle = self._running.fleet.cycle is None  # else this refit is about to be refused
         views = tuple(self._running.fleet.servers.values())
         try:
@@ -290,7 +301,7 @@ class Fleet:
         finally:
             if self._controller is None or self._controller.fleet.cycle is None:
                 self._pushes.clear()  # else a cycle goes on although its caller was cancelled
-        self._pushes.has_served(source)
+        self._pushes.in_place(source, serve=goal is Goal.REFIT)
         return report
 
     async def invalidate_kv_cache(self) -> CycleReport:
@@ -384,9 +395,3 @@ class Fleet:
         raise NotServing(
             f"fleet: no server admits requests: {', '.join(states)}; {doing}; wait with wait_s, or refit"
         )
-
-
-async def _called(hook: Hook) -> None:
-    done = hook()
-    if done is not None:
-        await done

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from refitfsm.drivers.push import Load
 from refitfsm.drivers.sglang import SGLangDriver
@@ -15,16 +14,7 @@ from refitfsm.weights.plan import PushWish
 from refitfsm.weights.proof import ProvesContent
 from refitfsm.weights.safetensors import CheckpointFolder
 from refitfsm.weights.source import CheckpointSource, WeightSource
-
-
-@runtime_checkable
-class Module(Protocol):
-    """A `torch.nn.Module`, as far as it matters here."""
-
-    def state_dict(self) -> Mapping[str, object]:
-        """Its parameters and persistent buffers by name."""
-        ...
-
+from refitfsm.weights.torch_checks import Module
 
 Weights = WeightSource | str | Path | Mapping[str, object] | Iterable[tuple[str, object]] | Module
 """What can be pushed: a source, a safetensors folder, a state dict of torch tensors, such pairs of names and
@@ -44,7 +34,7 @@ def as_source(weights: Weights) -> WeightSource:
     from refitfsm.weights.torch_source import TorchSource  # noqa: PLC0415 - torch is optional
 
     if isinstance(weights, Module):
-        return TorchSource(untied(weights))
+        return TorchSource(weights)
     if isinstance(weights, Iterable):
         return TorchSource(weights)
     kind = type(weights).__name__  # type: ignore[unreachable]  # not for whoever uses no checker
@@ -53,20 +43,18 @@ def as_source(weights: Weights) -> WeightSource:
     )
 
 
-def untied(module: Module) -> dict[str, object]:
-    """A module's state under the names of its checkpoint: tied weights once, as Hugging Face saves them."""
-    state = module.state_dict()
-    tied = set(getattr(module, "_tied_weights_keys", None) or ())
-    places = {_place(tensor) for name, tensor in state.items() if name not in tied}
-    return {
-        name: tensor for name, tensor in state.items() if name not in tied or _place(tensor) not in places
-    }
+VERSION_MAX = 2**53 - 1
+"""The largest whole number that every reader of JSON takes exactly."""
 
 
-def _place(tensor: object) -> object:
-    """Where a tensor's elements are; a thing that is no tensor is like no other."""
-    find = getattr(tensor, "data_ptr", None)
-    return find() if find else id(tensor)
+def check_version(version: int) -> None:
+    """Whether something can be a version.
+
+    Raises:
+        ConfigError: it is no whole number, or too large a one.
+    """
+    if not isinstance(version, int) or isinstance(version, bool) or version > VERSION_MAX:
+        raise ConfigError(f"version {version!r}: give a whole number, such as the training step")
 
 
 class Pushes:
@@ -86,6 +74,7 @@ class Pushes:
         self._warn = warn
         self._reference: Manifest | None = None
         """What the servers' model consists of, as far as it is known."""
+        self._staged: Manifest | None = None
         self._opened: list[WeightSource] = []
         """Sources made here; closed once no cycle can read them."""
         self._load: Load | None = None
@@ -131,9 +120,15 @@ class Pushes:
             return (source.manifest.nbytes,)
         return tuple(chunk.nbytes for chunk in self._load.chunks)
 
-    def has_served(self, source: WeightSource) -> None:
-        """Weights that served are a measure for all that come after them."""
-        self._reference = self._reference or source.manifest
+    def in_place(self, source: WeightSource, *, serve: bool) -> None:
+        """Weights that served are a measure for all that come after them; staged ones not yet."""
+        self._staged = source.manifest
+        if serve:
+            self.staged_serve()
+
+    def staged_serve(self) -> None:
+        """What was put in place last serves."""
+        self._reference = self._reference or self._staged
 
     def _hand_out(self, load: Load | None) -> None:
         self._load = load

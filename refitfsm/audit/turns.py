@@ -12,7 +12,7 @@ from refitfsm.model.fleet import OF_A_VERSION, WITHOUT_COMMIT, Cycle, Goal, Phas
 from refitfsm.model.records import FleetRecord, ServerRecord, Turn
 from refitfsm.model.row import Verdict
 from refitfsm.model.rules import FailurePolicy, Rules
-from refitfsm.model.states import Gate, ServerState
+from refitfsm.model.states import Condition, Gate, ServerState
 from refitfsm.model.values import REQUESTS, EventName, ServerView
 
 ROUNDING_S = 1e-3
@@ -29,6 +29,8 @@ class CycleAudit:
         self.views = views
         self.serving = 0
         self.cycle: Cycle | None = None
+        self._staged = 0
+        """The cycle whose stage may be committed."""
         self.turns = dict.fromkeys(Turn, 0)
         self.reached = 0
         self._last_cycle = 0
@@ -84,6 +86,10 @@ class CycleAudit:
             raise Broken("a cycle opens under the next number")
         enrols = cycle.goal is Goal.ENROL
         members = {name for name, view in self.views.items() if enrols or usable(view)}
+        if cycle.goal is Goal.COMMIT:
+            members = {name for name in members if is_committable(self.views[name], cycle, self._staged)}
+        elif cycle.goal in OF_A_VERSION:
+            self._staged = 0
         if cycle.members != members or cycle.failed or cycle.given_up:
             raise Broken("a cycle opens with every server that can be used, none of them failed")
         if cycle.goal in OF_A_VERSION and cycle.version <= self.serving:
@@ -110,6 +116,7 @@ class CycleAudit:
         if cycle.phase is not Phase.WORKING:
             raise Broken("a cycle commits once")
         self._advance(record, at_s, Phase.COMMITTED)
+        self._staged = 0
         if record.serving_after != cycle.version:
             raise Broken(f"cycle {cycle.id} commits version {cycle.version}, not {record.serving_after}")
         ready = [self.views[name] for name in sorted(cycle.members - cycle.failed_servers)]
@@ -148,6 +155,7 @@ class CycleAudit:
             for name in sorted(cycle.members - cycle.failed_servers):
                 if not is_staged(self.views[name], cycle):
                     raise Broken(f"cycle {cycle.id} closes as staged although {name} is not")
+            self._staged = cycle.id
         elif cycle.phase is Phase.WORKING:
             raise Broken(f"cycle {cycle.id} closes without a commit or an abort")
         self.reached += cycle.phase is (Phase.WORKING if cycle.goal in WITHOUT_COMMIT else Phase.COMMITTED)
@@ -211,6 +219,13 @@ def is_ready(view: ServerView, cycle: Cycle) -> bool:
     if cycle.goal is Goal.RESUME:
         return whole and view.state in (ServerState.KV_REBUILT, ServerState.SERVING)
     return whole and view.paused and view.kv_epoch is None and view.gate is Gate.CLOSED
+
+
+def is_committable(view: ServerView, cycle: Cycle, staged: int) -> bool:
+    """What a commit asks of a server before it begins: the weights that were staged last, all of them."""
+    content = view.content
+    whole = content.proved and content.version == cycle.version and 0 < staged == content.cycle
+    return whole and view.condition is Condition.HEALTHY and not view.session
 
 
 def is_staged(view: ServerView, cycle: Cycle) -> bool:

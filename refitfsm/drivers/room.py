@@ -68,7 +68,7 @@ class Rooms:
             return
         async with AsyncExitStack() as held:
             try:
-                async with asyncio.timeout_at(deadline_s - RESERVE_S / 2):
+                async with asyncio.timeout_at(deadline_s - RESERVE_S):
                     for gpu in sorted(set(gpus)):
                         await held.enter_async_context(self._locks[gpu])
             except TimeoutError:

@@ -282,7 +282,10 @@ class SGLangDriver:
         # Nothing was written, and the source knows now to send everything. The label has moved already, so
         # whatever keeps the weights from following is a failure, and never a refusal that changed nothing.
         why = settled.note
-        observation, settled = await self._push_once(issued, load)
+        try:
+            observation, settled = await self._push_once(issued, load)
+        except _Ended as ended:
+            observation, settled = ended.observation, None
         done = settled is not None and settled.applied
         detail = f"{settled.note if settled else observation.detail} ({why})"
         if done or observation.event in (EventName.LOST, EventName.DIED):
@@ -332,7 +335,7 @@ class SGLangDriver:
             observation = await self._call(issued, "/update_weights_from_tensor", body)
         except TransportError as error:
             observation = await self._undelivered(error)
-        if observation.event not in (EventName.PUSHED, EventName.LOST):
+        if observation.event in (EventName.REFUSED, EventName.DIED):  # else it may still read what was lent
             await self._aside(offer.withdraw)
         return observation
 

@@ -106,11 +106,12 @@ def empty_cache(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
 def note_release(view: ServerView, _event: Event, _facts: Facts) -> ServerView:
     """The tags are out. Weights that are not backed up are gone with their memory."""
     tags = _answered(view).tags
-    content = view.content
+    content, checksum = view.content, view.checksum
     if Tag.WEIGHTS in tags:
         content = content._replace(proved=False) if view.capabilities.weights_backup else Content()
+        checksum = ""
     return view._replace(
-        resident=view.resident - tags, released=view.released | tags, content=content, checksum=""
+        resident=view.resident - tags, released=view.released | tags, content=content, checksum=checksum
     )
 
 

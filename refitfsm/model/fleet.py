@@ -82,6 +82,8 @@ class FleetView(NamedTuple):
     serving_version: int = 0
     cycle: Cycle | None = None
     last_cycle: int = 0
+    staged: int = 0
+    """The cycle whose stage may be committed; 0: none. Anything that writes weights ends it."""
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "FleetView":
@@ -91,6 +93,13 @@ class FleetView(NamedTuple):
     @property
     def facts(self) -> Facts:
         return Facts(self.serving_version, self.cycle.id if self.cycle else 0)
+
+
+def holds_staged(view: ServerView, cycle: int, version: int) -> bool:
+    """Whether a server that can be used holds the weights that a cycle staged, whole and proved."""
+    content = view.content
+    whole = content.proved and (content.version, content.cycle) == (version, cycle)
+    return usable(view) and view.condition is Condition.HEALTHY and whole and view.session == 0
 
 
 def admits(view: ServerView) -> bool:

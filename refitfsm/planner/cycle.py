@@ -9,7 +9,16 @@ is the only place where the version that the fleet serves moves.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from refitfsm.model.fleet import OF_A_VERSION, WITHOUT_COMMIT, Cycle, FleetView, Goal, Phase, usable
+from refitfsm.model.fleet import (
+    OF_A_VERSION,
+    WITHOUT_COMMIT,
+    Cycle,
+    FleetView,
+    Goal,
+    Phase,
+    holds_staged,
+    usable,
+)
 from refitfsm.model.records import FleetRecord, Issued, Record, ServerRecord, Turn
 from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Condition
@@ -115,6 +124,14 @@ class _Plan:
         number = self.fleet.last_cycle + 1
         enrols = request.goal is Goal.ENROL
         members = frozenset(name for name, view in self.servers.items() if enrols or usable(view))
+        if request.goal is Goal.COMMIT:  # the guards let it begin without servers that dropped out
+            members = frozenset(
+                name
+                for name in members
+                if holds_staged(self.servers[name], self.fleet.staged, request.version)
+            )
+        elif request.goal in OF_A_VERSION:
+            self.fleet = self.fleet._replace(staged=0)
         version = request.version if request.goal in OF_A_VERSION else self.fleet.serving_version
         cycle = Cycle(
             number,
@@ -301,6 +318,7 @@ class _Plan:
             self._abort(why)
             return
         self._update(phase=Phase.COMMITTED)
+        self.fleet = self.fleet._replace(staged=0)
         self.turn(Turn.COMMITTED, serving=cycle.version)
 
     def _close(self) -> None:
@@ -309,6 +327,8 @@ class _Plan:
             for name in [name for name in self.servers if name in cycle.members]:
                 ended = Event(EventName.UNCOMMITTED, cycle=cycle.id, detail=f"not committed: {cycle.reason}")
                 self._judged(name, ended)
+        if cycle is not None and cycle.goal is Goal.STAGE and cycle.phase is Phase.WORKING:
+            self.fleet = self.fleet._replace(staged=cycle.id)
         self.closed = self.fleet.cycle
         self.turn(Turn.CLOSED)
         self.fleet = self.fleet._replace(cycle=None)

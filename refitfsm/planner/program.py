@@ -130,7 +130,9 @@ RESUME_REST = Step(
 )
 REBUILD = Step(
     "confirm the cache empty",
-    lambda view, _c, _r: view.state in (ServerState.RELEASED, ServerState.WEIGHTS_STAGED),
+    lambda view, _c, _r: (
+        view.state in (ServerState.RELEASED, ServerState.WEIGHTS_STAGED) and view.content.proved
+    ),
     _plain(CommandKind.FLUSH),
     "One flush, confirmed: the cache holds nothing of other weights.",
 )

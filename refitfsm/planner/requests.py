@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from refitfsm.model.fleet import FleetView, Goal, admits, usable
+from refitfsm.model.fleet import FleetView, Goal, admits, holds_staged, usable
 from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Condition, ContentKind, ServerState
 from refitfsm.model.values import ServerView
@@ -52,16 +52,17 @@ def _too_few(fleet: FleetView, _request: Request, rules: Rules) -> str | None:
 
 
 def _not_staged(fleet: FleetView, request: Request, rules: Rules) -> ServerView | str | None:
-    """A server without the proved weights of the version; with quarantine one that has them is enough."""
+    """A server without the weights that were staged; with quarantine, the floor of those that have them."""
+    if not fleet.staged:
+        return "nothing is staged"
 
-    def lacks(view: ServerView) -> bool:
-        content = view.content
-        return not (content.proved and content.version == request.version and view.session == 0)
+    def holds(view: ServerView) -> bool:
+        return holds_staged(view, fleet.staged, request.version)
 
-    if _spared(rules):
-        held = any(usable(view) and not lacks(view) for view in fleet.servers.values())
-        return None if held else f"no server holds version {request.version}"
-    return _first(fleet, lambda view: usable(view) and lacks(view))
+    if not _spared(rules):
+        return _first(fleet, lambda view: usable(view) and not holds(view))
+    count = sum(map(holds, fleet.servers.values()))
+    return None if count >= max(1, rules.floor) else f"{count} servers hold version {request.version}"
 
 
 NO_CYCLE_IS_OPEN = FleetGuard(

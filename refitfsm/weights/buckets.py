@@ -58,7 +58,9 @@ class Buckets:
             WeightsError: see `replica_of`; or memory cannot be shared.
         """
         sides = self._sides_of(target)
-        at = self._at[chunk.index]
+        at = self._at.get(chunk.index, -1)
+        if at < 0 or self._chunks[at] != chunk:
+            raise WeightsError("this source was planned anew meanwhile: use a source in one fleet at a time")
         if self._packed.get(target.server) != at:
             self._pack(sides, at)
         synchronize([side.replica for side in sides])

@@ -3,6 +3,7 @@
 import mmap
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -73,24 +74,29 @@ class CudaCount:
 class HostCount:
     """Whether a borrower still maps a file of shared host memory.
 
-    The file counts this process, and one more from the moment it is lent until the borrower unmaps it.
+    The file counts this process, and one more from the moment it is lent until the borrower unmaps it. It
+    does not say which borrower that is: a loan for one push is back when nobody maps the file but those
+    that keep it, and one to keep when one that keeps it less does.
     """
 
-    __slots__ = ("_back", "_give_up", "_path")
-    _lent: ClassVar[dict[Path, int]] = {}
-    """How often each file is lent."""
+    __slots__ = ("_back", "_give_up", "_keep", "_path")
+    _kept: ClassVar[Counter[Path]] = Counter()
+    """By how many each file is kept."""
 
-    def __init__(self, name: str, give_up: Callable[[], None]) -> None:
+    def __init__(self, name: str, give_up: Callable[[], None], *, keep: bool = False) -> None:
         self._path = SHARED_MEMORY / name.lstrip("/")
         self._give_up = give_up
+        self._keep = keep
         self._back = False
-        with _lock:
-            self._lent[self._path] = self._lent.get(self._path, 0) + 1
+        if keep:
+            with _lock:
+                self._kept[self._path] += 1
 
     def is_back(self) -> bool:
-        """See `Counter.is_back`. Of several borrowers, the first to let go counts for whoever asks first."""
+        """See `Counter.is_back`."""
         with _lock:
-            if not self._back and self._users() <= self._lent[self._path]:
+            others = self._kept[self._path] - self._keep
+            if not self._back and self._users() <= 1 + others:
                 self._strike()
         return self._back
 
@@ -110,8 +116,5 @@ class HostCount:
 
     def _strike(self) -> None:
         self._back = True
-        left = self._lent[self._path] - 1
-        if left:
-            self._lent[self._path] = left
-        else:
-            del self._lent[self._path]
+        if self._keep:
+            self._kept[self._path] -= 1

@@ -34,7 +34,7 @@ class CudaMemory:
         self._device = device
         self.place = str(torch.cuda.get_device_properties(device).uuid)
 
-    def lend(self, name: str, tensor: "torch.Tensor") -> Lent:
+    def lend(self, name: str, tensor: "torch.Tensor", *, keep: bool = False) -> Lent:  # noqa: ARG002
         """See `Memory.lend`. The values are those of the last `synchronize`."""
         from torch.multiprocessing.reductions import reduce_tensor  # noqa: PLC0415
 

@@ -5,7 +5,8 @@
 
 `reported` are the `checksums` of one rank in an answer of `/weights_checker`. Give the tensors as they were
 pushed, on the kind of device that the server's are on, in the number format that the server holds them in: a
-server that was sent float32 and holds bfloat16 has other bytes, and other checksums.
+server that was sent float32 and holds bfloat16 has other bytes, and other checksums. With
+`--rl-on-policy-target` SGLang holds norms in float32.
 """
 
 from collections.abc import Iterable, Mapping

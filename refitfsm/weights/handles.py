@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     import torch
 
 
-GONE_S = 0.5
-"""How long to wait for memory that was not taken. A process that is gone gives nothing back."""
-
-
 class Replica(NamedTuple):
     """All tensors in one place."""
 
@@ -52,8 +48,7 @@ class LentOffer:
         return Settled(applied=True, note=self._note)
 
     def withdraw(self) -> None:
-        """See `Offer.withdraw`. A server that answered may have mapped it, and is given time to let go."""
-        self._lease.wait(GONE_S)
+        """See `Offer.withdraw`."""
         self._ledger.write_off(self._lease)
         self._collect()
 
@@ -88,7 +83,9 @@ def synchronize(replicas: Sequence[Replica]) -> None:
         memory.synchronize()
 
 
-def lend_all(replica: Replica, names: Sequence[str]) -> tuple[list[Value], list[Counter]]:
+def lend_all(
+    replica: Replica, names: Sequence[str], *, keep: bool = False
+) -> tuple[list[Value], list[Counter]]:
     """Names with what has to be unpickled for each, and the counters of what was lent.
 
     Raises:
@@ -97,7 +94,7 @@ def lend_all(replica: Replica, names: Sequence[str]) -> tuple[list[Value], list[
     named: list[Value] = []
     counters: list[Counter] = []
     for name in names:
-        lent = replica.memory.lend(name, replica.tensors[name])
+        lent = replica.memory.lend(name, replica.tensors[name], keep=keep)
         named.append((name, lent.value))
         if lent.counter is not None:
             counters.append(lent.counter)

@@ -22,7 +22,7 @@ class HostMemory:
         for tensor in tensors:
             shared_value(tensor)
 
-    def lend(self, name: str, tensor: "torch.Tensor") -> Lent:
+    def lend(self, name: str, tensor: "torch.Tensor", *, keep: bool = False) -> Lent:
         """See `Memory.lend`."""
         try:
             value = shared_value(tensor)
@@ -31,7 +31,7 @@ class HostMemory:
         storage = tensor.untyped_storage()
         _, handle, _ = storage._share_filename_cpu_()
         storage._shared_incref()  # noqa: SLF001 - the borrower counts down what it was sent
-        return Lent(value, HostCount(handle.decode(), storage._shared_decref))  # noqa: SLF001
+        return Lent(value, HostCount(handle.decode(), storage._shared_decref, keep=keep))  # noqa: SLF001
 
     def empty(self, nbytes: int) -> "torch.Tensor":
         """See `Memory.empty`."""

@@ -52,8 +52,10 @@ class Memory(Protocol):
         """The GPU's UUID as SGLang's torch spells it; empty for the host."""
         ...
 
-    def lend(self, name: str, tensor: "torch.Tensor") -> Lent:
+    def lend(self, name: str, tensor: "torch.Tensor", *, keep: bool = False) -> Lent:
         """Lend a tensor to one process, which counts as holding it until it gives it back or is written off.
+
+        With `keep` it will hold it for longer than a push.
 
         Raises:
             WeightsError: this memory cannot be shared with another process.

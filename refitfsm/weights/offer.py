@@ -60,7 +60,10 @@ class Offer(Protocol):
         ...
 
     def withdraw(self) -> None:
-        """Take back what was lent to a server that did not take it, or is gone. Idempotent."""
+        """Take back what was lent to a server that certainly did not take it, or is gone. Idempotent.
+
+        Where a server may still read what was lent, call neither: the lease stays open until it is back.
+        """
         ...
 
 

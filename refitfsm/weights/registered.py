@@ -7,15 +7,15 @@ memory that it writes to; a push that it turns down is followed by one of everyt
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from refitfsm.server import LOADER, protocol
 from refitfsm.server.protocol import Order, Status
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.handles import (
-    GONE_S,
     Replica,
     encoded,
     lend_all,
@@ -28,9 +28,17 @@ from refitfsm.weights.manifest import TensorSpec
 from refitfsm.weights.offer import Offer, Settled, Target
 from refitfsm.weights.opcodes import Value
 from refitfsm.weights.payload import cpu_payload, tensor_value
+from refitfsm.weights.torch_checks import lie
 
 if TYPE_CHECKING:
     import torch
+
+
+LET_GO_S = 0.5
+"""How long to wait for a loader that says it has let go."""
+
+Lie: TypeAlias = tuple[object, ...]
+"""Address, shape, strides and number format of a tensor: as long as they stay, a mapping shows it."""
 
 
 @dataclass
@@ -39,8 +47,8 @@ class _Registration:
     secret: str
     controls: "tuple[torch.Tensor, ...]"
     """A block of control words for each rank."""
-    addresses: tuple[int, ...]
-    """Where the tensors are that the server has mapped."""
+    lies: tuple[Lie, ...]
+    """How the tensors lie that the server has mapped."""
     lease: Lease
     seq: int = 1
 
@@ -88,7 +96,7 @@ class RegisteredOffer:
         return self._settle()
 
     def withdraw(self) -> None:
-        """See `Offer.withdraw`: the server will be registered anew."""
+        """See `Offer.withdraw`."""
         self._withdraw()
 
 
@@ -99,9 +107,10 @@ class Registrations:
         self._replicas = replicas
         self._names = names
         self._ledger = ledger
+        self._lock = threading.Lock()
         self._open: dict[str, _Registration] = {}
-        self._why_full: dict[str, str] = {}
-        """Servers whose loading cannot be replayed, and why."""
+        self._why_full: dict[tuple[str, str], str] = {}
+        """Servers, with their start, whose loading cannot be replayed, and why."""
 
     def offer(self, target: Target) -> Offer:
         """A word if the server is registered; else everything, to be kept.
@@ -109,21 +118,21 @@ class Registrations:
         Raises:
             WeightsError: see `list_offer`.
         """
-        if target.server in self._why_full:
-            note = f"in full: {self._why_full[target.server]}"
-            return list_offer(target, self._replicas, self._names, self._ledger, note)
+        why_full = self._why_full.get((target.server, target.incarnation))
+        if why_full is not None:
+            return list_offer(target, self._replicas, self._names, self._ledger, f"in full: {why_full}")
         chosen = [replica_of(self._replicas, rank) for rank in target.ranks]
         synchronize(chosen)
-        addresses = tuple(replica.tensors[name].data_ptr() for replica in chosen for name in self._names)
-        known = self._open.get(target.server)
-        if known is not None and known.lease.is_of_an_earlier_start(target):
-            self._drop(target.server)
-            return self._register(target, chosen, addresses, "the server was started again")
+        lies = tuple(lie(replica.tensors[name]) for replica in chosen for name in self._names)
+        with self._lock:
+            known = self._open.get(target.server)
         if known is None:
-            return self._register(target, chosen, addresses, "")
-        if known.addresses != addresses:
-            self._drop(target.server)
-            return self._register(target, chosen, addresses, "the sender's tensors have moved")
+            return self._register(target, chosen, lies, "")
+        if known.lease.is_of_an_earlier_start(target):
+            self._ledger.write_off(known.lease)
+            return self._register(target, chosen, lies, "the server was started again")
+        if known.lies != lies:
+            return self._register(target, chosen, lies, "the sender's tensors have moved", known)
         return self._replay(target, known)
 
     def _replay(self, target: Target, known: _Registration) -> RegisteredOffer:
@@ -134,61 +143,71 @@ class Registrations:
             answers = known.answers()
             if all(answer.status is Status.REPLAYED for answer in answers):
                 return Settled(applied=True, note="replayed")
-            self._drop(target.server)
+            self._forget(target.server, known)
             reasons = sorted({answer.reason for answer in answers if answer.status is not Status.REPLAYED})
             return Settled(applied=False, note=f"not replayed: {'; '.join(reasons)}")
 
-        return RegisteredOffer((entry,) * len(target.ranks), settle, lambda: self._drop(target.server))
+        # A word that was not taken changes nothing: whether the registration holds, the next one shows.
+        return RegisteredOffer((entry,) * len(target.ranks), settle, lambda: None)
 
     def _register(
-        self, target: Target, chosen: Sequence[Replica], addresses: tuple[int, ...], why: str
+        self,
+        target: Target,
+        chosen: Sequence[Replica],
+        lies: tuple[Lie, ...],
+        why: str,
+        former: _Registration | None = None,
     ) -> RegisteredOffer:
         controls = tuple(_control(replica) for replica in chosen)
         lease = Lease(target, [])
-        new = _Registration(secrets.token_hex(16), secrets.token_hex(16), controls, addresses, lease)
+        new = _Registration(secrets.token_hex(16), secrets.token_hex(16), controls, lies, lease)
         order = new.order("register")
         entries = []
         for replica, control in zip(chosen, controls, strict=True):
-            lent = replica.memory.lend(protocol.CONTROL, control)
-            named, counters = lend_all(replica, self._names)
-            entries.append(
-                encoded([(protocol.ORDER, _order_value(order)), (protocol.CONTROL, lent.value), *named])
-            )
+            lent = replica.memory.lend(protocol.CONTROL, control, keep=True)
+            named, counters = lend_all(replica, self._names, keep=True)
+            head: list[Value] = [(protocol.ORDER, _order_value(order)), (protocol.CONTROL, lent.value)]
+            entries.append(encoded([*head, *named]))
             lease.add([*counters, *([lent.counter] if lent.counter is not None else [])])
         self._ledger.issue(lease)
-        self._open[target.server] = new
 
         def settle() -> Settled:
             answers = new.answers()
+            if former is not None:  # the loader drops it for the new one
+                self._forget(target.server, former)
             if all(answer.status is Status.REGISTERED for answer in answers):
+                with self._lock:
+                    self._open[target.server] = new
                 return Settled(applied=True, note=f"registered{': ' + why if why else ''}")
-            del self._open[target.server]
+            new.revoke()
             if any(answer.status is None for answer in answers):
                 raise WeightsError(
                     f"{target.server} took the weights and did not answer through their memory: start it with"
                     f" --custom-weight-loader {LOADER} of this version, or set push_strategy = list"
                 )
             reason = next(answer.reason for answer in answers if answer.status is not Status.REGISTERED)
-            self._why_full[target.server] = reason
+            self._why_full[target.server, target.incarnation] = reason
             self._ledger.require_back(lease)
             return Settled(applied=True, note=f"in full: {reason}")
 
-        return RegisteredOffer(tuple(entries), settle, lambda: self._drop(target.server))
+        return RegisteredOffer(tuple(entries), settle, lambda: self._ledger.write_off(lease))
 
-    def _drop(self, server: str) -> None:
-        """Forget a registration: its server has dropped it, or is gone."""
-        known = self._open.pop(server, None)
-        if known is not None:
-            known.revoke()
-            known.lease.wait(GONE_S)
-            self._ledger.write_off(known.lease)
+    def _forget(self, server: str, known: _Registration) -> None:
+        """Hold a registration for gone. Its memory counts as lent until the server has let go of it."""
+        known.revoke()
+        with self._lock:
+            if self._open.get(server) is known:
+                del self._open[server]
+        if known.lease.wait(LET_GO_S):
+            self._ledger.returned(known.lease)
 
     def close(self) -> None:
         """Revoke all: no loader copies from this memory again."""
-        for known in self._open.values():
-            known.revoke()
+        with self._lock:
+            known, self._open = list(self._open.values()), {}
+        for registration in known:
+            registration.revoke()
         synchronize(self._replicas)
-        self._open.clear()
 
 
 def _control(replica: Replica) -> "torch.Tensor":

@@ -1,7 +1,7 @@
 """Whether a torch tensor can be sent as it lies in memory."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from refitfsm.weights.dtypes import from_torch
 from refitfsm.weights.errors import WeightsError
@@ -47,6 +47,8 @@ def spec_of(name: str, tensor: "torch.Tensor") -> TensorSpec:
     check_sendable(spec)
     if not tensor.is_contiguous():
         raise WeightsError(f"tensor {name!r} is not contiguous: give tensor.contiguous()")
+    if tensor.data_ptr() == 0:
+        raise WeightsError(f"tensor {name!r} has given up its memory: bring its values back first")
     return spec
 
 
@@ -60,3 +62,35 @@ def _problem(tensor: "torch.Tensor") -> str | None:
                 device=getattr(tensor, "device", None),
             )
     return None
+
+
+@runtime_checkable
+class Module(Protocol):
+    """A `torch.nn.Module`, as far as it matters here."""
+
+    def state_dict(self) -> "dict[str, torch.Tensor]":
+        """Its parameters and persistent buffers by name."""
+        ...
+
+
+def untied(module: Module) -> "dict[str, torch.Tensor]":
+    """A module's state under the names of its checkpoint: tied weights once, as Hugging Face saves them.
+
+    Raises:
+        WeightsError: its state is not made of tensors.
+    """
+    state = module.state_dict()
+    for name, tensor in state.items():
+        if not hasattr(tensor, "data_ptr"):
+            kind = type(module).__name__
+            raise WeightsError(f"a {kind} is no module: {name!r} of its state is no tensor; give the model's")
+    tied = set(getattr(module, "_tied_weights_keys", None) or ())
+    places = {tensor.data_ptr() for name, tensor in state.items() if name not in tied}
+    return {
+        name: tensor for name, tensor in state.items() if name not in tied or tensor.data_ptr() not in places
+    }
+
+
+def lie(tensor: "torch.Tensor") -> tuple[object, ...]:
+    """Device, address, shape, strides and number format: while they stay, so does what a mapping shows."""
+    return (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)

@@ -1,7 +1,7 @@
 """Weights that a trainer holds as torch tensors, on the CPU or on its GPUs."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from refitfsm.weights.buckets import Buckets, require_room
@@ -20,7 +20,7 @@ from refitfsm.weights.payload import cpu_payload
 from refitfsm.weights.plan import PLANNERS, ChunkPlan, Form, PushPlan, PushWish, Strategy, plan_list
 from refitfsm.weights.proof import Comparison, RankSums
 from refitfsm.weights.registered import Registrations
-from refitfsm.weights.torch_checks import spec_of
+from refitfsm.weights.torch_checks import Module, lie, spec_of, untied
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,8 @@ class TorchSource:
     live that long. Several names may share one storage (tied weights).
 
     Keep a source for many refits: it takes the values that its tensors have at each. That is what a
-    registered push needs.
+    registered push needs. Of a module it reads the state anew each time, so parameters may be put elsewhere
+    meanwhile; tensors that are given by themselves are the ones that are sent, whatever becomes of a module.
 
     `replicas` holds the same tensors on the other GPUs that tensor parallel servers use. `heads` are the
     model's attention heads, which `verify = "content"` has to know of tensor parallel servers.
@@ -51,23 +52,24 @@ class TorchSource:
 
     def __init__(
         self,
-        named_tensors: "NamedTensors",
+        named_tensors: "NamedTensors | Module",
         *,
-        replicas: "Sequence[NamedTensors]" = (),
+        replicas: "Sequence[NamedTensors | Module]" = (),
         share_host_memory: bool = False,
         heads: Heads | None = None,
     ) -> None:
         self._heads = heads
-        sets = [_held(given) for given in (named_tensors, *replicas)]
-        self.manifest = sets[0][0]
-        for manifest, _ in sets[1:]:
-            for difference in manifest.differences(self.manifest):
+        self._given = [_reader(given) for given in (named_tensors, *replicas)]
+        self._shares = share_host_memory
+        held = [read() for read in self._given]
+        self.manifest = _manifest(held[0])
+        for tensors in held[1:]:
+            for difference in _manifest(tensors).differences(self.manifest):
                 raise WeightsError(f"a replica differs from the first tensors: {difference}")
-        self._by_bytes = not share_host_memory and _device(sets[0][1]).type == "cpu"
-        self._replicas = [Replica(_memory(tensors), tensors) for _, tensors in sets]
-        for replica in self._replicas:
-            if share_host_memory and isinstance(replica.memory, HostMemory):
-                replica.memory.settle_in(replica.tensors.values())
+        self._by_bytes = not share_host_memory and _device(held[0]).type == "cpu"
+        self._replicas = [Replica(_memory(tensors), tensors) for tensors in held]
+        self._settle_in()
+        self._lies = self._look()
         self._ledger = Ledger()
         names = [spec.name for spec in self.manifest.tensors]
         self._registrations = Registrations(self._replicas, names, self._ledger)
@@ -82,6 +84,7 @@ class TorchSource:
 
     def plan(self, wish: PushWish) -> PushPlan:
         """See `WeightSource.plan`. Handles carry no bytes, so there is no limit to a push of them."""
+        self._read_again()
         strategy = wish.strategy
         if self._by_bytes:
             if strategy not in (Strategy.AUTO, Strategy.LIST, Strategy.TENSOR):
@@ -101,6 +104,37 @@ class TorchSource:
                 require_room(plan, self._replicas, wish.targets)
                 self._buckets = Buckets(plan, self._replicas, self._ledger, wish.targets)
         return plan
+
+    def _settle_in(self) -> None:
+        for replica in self._replicas:
+            if self._shares and isinstance(replica.memory, HostMemory):
+                replica.memory.settle_in(replica.tensors.values())
+
+    def _look(self) -> "list[tuple[object, ...]]":
+        """How every tensor lies, to see whether anything is other than when it was checked."""
+        return [lie(tensor) for replica in self._replicas for tensor in replica.tensors.values()]
+
+    def _read_again(self) -> None:
+        """Take tensors as they are now, and check them where they are not as they were.
+
+        Raises:
+            WeightsError: they are no longer of this manifest, or not on the kind of device they were on.
+        """
+        for read, replica in zip(self._given, self._replicas, strict=True):
+            found = read()
+            if found is not replica.tensors:
+                replica.tensors.clear()
+                replica.tensors.update(found)
+        self._settle_in()
+        now = self._look()
+        if now == self._lies:
+            return
+        for replica in self._replicas:
+            for difference in _manifest(replica.tensors).differences(self.manifest):
+                raise WeightsError(f"the tensors are not what they were: {difference} Make a new source.")
+            if (_device(replica.tensors).type == "cpu") != (not replica.memory.place):
+                raise WeightsError("the tensors are on another kind of device than before: make a new source")
+        self._lies = now
 
     def offer(self, chunk: ChunkPlan, target: Target) -> Offer:
         """See `WeightSource.offer`."""
@@ -170,10 +204,26 @@ class TorchSource:
         self._replicas.clear()
 
 
-def _held(given: "NamedTensors") -> "tuple[Manifest, dict[str, torch.Tensor]]":
-    pairs = list(given.items() if isinstance(given, Mapping) else given)
-    manifest = Manifest(tuple(spec_of(name, tensor) for name, tensor in pairs))
-    return manifest, dict(pairs)
+def _reader(given: "NamedTensors | Module") -> "Callable[[], dict[str, torch.Tensor]]":
+    """How to get the tensors as they are now: a module's anew each time, others once."""
+    if isinstance(given, Module):
+        return lambda: untied(given)
+    try:
+        pairs = [(name, tensor) for name, tensor in (given.items() if isinstance(given, Mapping) else given)]
+    except (TypeError, ValueError) as error:
+        raise WeightsError(f"give names with tensors, as a dict or in pairs: {error}") from None
+    for name, _ in pairs:
+        if not isinstance(name, str):
+            raise WeightsError(
+                f"{type(name).__name__} is no name of a tensor: give pairs of a name and a tensor"
+            )
+    Manifest(tuple(spec_of(name, tensor) for name, tensor in pairs))  # each name once, each tensor sendable
+    held = dict(pairs)
+    return lambda: held
+
+
+def _manifest(tensors: "Mapping[str, torch.Tensor]") -> Manifest:
+    return Manifest(tuple(spec_of(name, tensor) for name, tensor in tensors.items()))
 
 
 def _device(tensors: "Mapping[str, torch.Tensor]") -> "torch.device":

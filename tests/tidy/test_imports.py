@@ -24,6 +24,7 @@ LAYERS: dict[str, frozenset[str]] = {
     "machine": frozenset({"model", "errors"}),
     "errors": frozenset(),
     "gate": frozenset(),
+    "hooks": frozenset({"errors"}),
     "graph": frozenset({"model"}),
     "policies": frozenset({"model", "weights", "errors"}),
     "servers": frozenset({"errors"}),

@@ -244,3 +244,30 @@ def test_a_server_that_dies_in_a_push_holds_nothing(folder: Path, tmp_path: Path
 
     with RealServer(Path(sys.executable), folder) as running:
         assert asyncio.run(life(running)) == ()
+
+
+def test_memory_stays_countable_when_registrations_change(server: RealServer, tmp_path: Path) -> None:
+    """A tensor moves, another sender comes between: the server lives, content is right, and a lease is open
+    exactly where memory is still mapped."""
+    expected = reference(server, tmp_path, (1, 2))
+
+    async def life() -> None:
+        path = policy(tmp_path, Strategy.REGISTERED, colocated=False)
+        async with Fleet.connect([server.url], policy=path) as fleet:
+            ours = tensors(tmp_path, 1)
+            first = TorchSource(ours, share_host_memory=True)
+            second = TorchSource(tensors(tmp_path, 2), share_host_memory=True)
+            await fleet.refit(first, 1)
+            moved = next(iter(ours.values()))
+            moved.set_(moved.clone())
+            await fleet.refit(first, 2)
+            assert (len(first.open_leases), len(second.open_leases)) == (1, 0)
+            await fleet.refit(second, 3)
+            assert (len(first.open_leases), len(second.open_leases)) == (0, 1)
+            await fleet.refit(first, 4)
+            assert await asyncio.to_thread(checksum, server) == expected[1]
+            assert (len(first.open_leases), len(second.open_leases)) == (1, 0)
+            first.close()
+            second.close()
+
+    asyncio.run(life())

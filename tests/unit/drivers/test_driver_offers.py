@@ -17,6 +17,7 @@ from refitfsm.weights.plan import ChunkPlan, PushPlan, PushWish, plan_list
 
 MANIFEST = Manifest((TensorSpec.of("w", "U8", (4,)),))
 OK = Reply(200, b'{"success":true,"message":"Success"}')
+NEW_LABEL = Reply(200, b'{"weight_version":"refitfsm:run:1"}')
 LABEL = Reply(200, b'{"weight_version":"mine"}')
 
 
@@ -69,9 +70,14 @@ Answer = Reply | Exception
 class Wire:
     """Answers the label, then each push as told."""
 
-    def __init__(self, *pushes: Answer, label: Answer = LABEL) -> None:
+    def __init__(
+        self,
+        *pushes: Answer,
+        label: Answer = LABEL,
+        label_after: Answer = NEW_LABEL,
+    ) -> None:
         self.pushes = list(pushes)
-        self.label = label
+        self.label, self.label_after = label, label_after
         self.sent = 0
 
     async def request(self, method: str, path: str, body: bytes | None = None) -> Reply:
@@ -79,7 +85,7 @@ class Wire:
         if path == "/update_weights_from_tensor":
             self.sent += 1
             answer = self.pushes.pop(0)
-            self.label = Reply(200, b'{"weight_version":"refitfsm:run:1"}')
+            self.label = self.label_after
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -110,7 +116,7 @@ VOID = Settled(applied=False, note="not replayed: revoked")
     ("wire", "lent", "event", "ends"),
     [
         (Wire(OK), Lent(APPLIED), EventName.PUSHED, ["settled"]),
-        (Wire(Reply(400, b'{"success":false}')), Lent(), EventName.FAILED, ["withdrawn"]),
+        (Wire(Reply(400, b'{"success":false}')), Lent(), EventName.FAILED, []),
         (Wire(NotSent("refused")), Lent(), EventName.DIED, ["withdrawn"]),
         (Wire(Unreachable("no file")), Lent(), EventName.REFUSED, ["withdrawn"]),
         (Wire(AnswerLost("cut")), Lent(), EventName.LOST, []),
@@ -122,6 +128,7 @@ VOID = Settled(applied=False, note="not replayed: revoked")
         (Wire(OK, OK), Lent(VOID, VOID), EventName.FAILED, ["settled", "settled"]),
         (Wire(OK, Unreachable("no file")), Lent(VOID), EventName.FAILED, ["settled", "withdrawn"]),
         (Wire(OK, AnswerLost("cut")), Lent(VOID), EventName.LOST, ["settled"]),
+        (Wire(OK, label_after=AnswerLost("cut")), Lent(VOID), EventName.FAILED, ["settled", "withdrawn"]),
     ],
 )
 def test_what_becomes_of_an_offer(wire: Wire, lent: Lent, event: EventName, ends: list[str]) -> None:

@@ -133,6 +133,21 @@ def test_heads_that_cannot_be_divided_are_unknown(heads: Heads, size: int) -> No
     assert (made is None) == (size > 1)
 
 
+@pytest.mark.parametrize("name", [Q, K, V])
+def test_rows_that_are_not_of_these_heads_are_unknown(name: str) -> None:
+    """The heads that were given are another model's."""
+    shapes = sent() | {f"{name}.weight": (33, HIDDEN)}
+    assert recipe(shapes, f"{QKV}.weight", Server(0, 2, FOUR)) is None
+
+
+def test_what_cannot_be_divided_evenly_is_unknown() -> None:
+    """Rows of an MLP, and columns, are divided into shares of one size or not at all."""
+    shapes = sent()
+    for name in (f"{GATE_UP}.weight", f"{LAYER}.mlp.down_proj.weight"):
+        assert recipe(shapes, name, Server(0, 3)) is not None
+        assert recipe(shapes, name, Server(0, 5)) is None
+
+
 def test_without_the_heads_only_equal_parts_are_divided() -> None:
     """Rows alone do not say how many key heads there are, unless there are as many as query heads."""
     assert recipe(sent(), f"{QKV}.weight", Server(1, 2)) is None
@@ -146,6 +161,7 @@ def test_without_the_heads_only_equal_parts_are_divided() -> None:
     [
         (512, 1, [(512, 0)]),
         (500, 1, [(500, 12)]),
+        (65, 1, [(65, 63)]),
         (512, 2, [(256, 0), (256, 0)]),
         (500, 2, [(256, 0), (244, 12)]),
         (100, 3, [(64, 0), (36, 28), (0, 64)]),  # 128 rows are no multiple of three, 192 are
@@ -277,7 +293,8 @@ def test_other_names_are_unknown() -> None:
         "model.layers.1.self_attn.qkv_proj.weight",
         "draft.lm_head.weight",
     ]
-    names += [f"{LAYER}.self_attn.attn.k_scale", f"{LAYER}.mlp.experts.w13_weight", "x"]
+    names += [f"{LAYER}.self_attn.attn.k_scale", f"{LAYER}.mlp.experts.w13_weight", "x", "model.norm.step"]
+    shapes["model.norm.step"] = (1,)
     derivation = derive(manifest(shapes), [*names, "model.norm.weight"])
     assert derivation == ({"model.norm.weight": whole("model.norm.weight")}, tuple(names))
 
@@ -289,7 +306,7 @@ def test_a_quantised_weight_is_unknown(scale: str) -> None:
     names = held(shapes)
     derivation = derive(manifest(shapes | {scale: (1, 1)}), names)
     assert derivation.unknown == (f"{QKV}.weight", f"{QKV}.bias")
-    assert derive(manifest(shapes), [*names, scale]).unknown[-1] == scale
+    assert derive(manifest(shapes), [*names, scale]).unknown == (f"{QKV}.weight", f"{QKV}.bias", scale)
     assert (
         derive(
             manifest({GATE + ".weight": (1, 1), UP + ".weight": (1, 1)}, "F8_E4M3"), [GATE_UP + ".weight"]
@@ -305,6 +322,12 @@ def test_parts_of_two_number_formats_are_unknown() -> None:
         TensorSpec.of(f"{UP}.weight", "BF16", (MLP, HIDDEN)),
     ]
     assert derive(Manifest(tuple(specs)), [f"{GATE_UP}.weight"]).unknown == (f"{GATE_UP}.weight",)
+
+
+def test_parts_that_do_not_fit_are_unknown() -> None:
+    """Rows of two lengths are not one matrix, and a single number has no rows."""
+    assert recipe(sent() | {f"{UP}.weight": (MLP, 32)}, f"{GATE_UP}.weight") is None
+    assert recipe(sent() | {"lm_head.weight": ()}, "lm_head.weight") is None
 
 
 def test_a_part_that_was_not_sent_makes_the_whole_unknown() -> None:
@@ -342,6 +365,7 @@ def test_a_cpu_pads_more() -> None:
     assert unknown(2, None) == weights[:2]
     assert unknown(4, FOUR) == weights
     assert derive(manifest(shapes), weights, Server(0, 4, FOUR)).unknown == ()
+    assert recipe(sent(Heads(4, 4)), weights[0], Server(0, 2, None, on_cpu=True)) is None
 
 
 @pytest.mark.parametrize("rank", [-1, 2])

@@ -1,0 +1,99 @@
+"""A source that is kept looks at its tensors anew: it sends what they are, or says what is wrong."""
+
+import pytest
+import torch
+
+from refitfsm.pushes import as_source
+from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.offer import RankPlace, Target
+from refitfsm.weights.plan import PushWish, Strategy
+from refitfsm.weights.torch_source import TorchSource
+from tests.with_torch.ranks import decoded
+
+TARGET = Target("server", (RankPlace(0, None),))
+
+
+def sent(source: TorchSource) -> dict[str, torch.Tensor]:
+    """What a push of everything carries, as bytes."""
+    (chunk,) = source.plan(PushWish()).chunks
+    return decoded(source.offer(chunk, TARGET).entries[0])
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 4, bias=False)
+        self.last = torch.nn.Linear(3, 4, bias=False)
+
+
+def test_a_modules_parameters_are_read_at_each_refit() -> None:
+    """Parameters that were put into other memory are sent from there."""
+    net = Net()
+    source = TorchSource(net)
+    sent(source)
+    net.first.weight.data = torch.full((4, 3), 7.0)
+    assert torch.equal(sent(source)["first.weight"], torch.full((4, 3), 7.0))
+
+
+def test_tied_weights_are_sent_once() -> None:
+    """A module that ties weights sends them as its checkpoint has them."""
+    net = Net()
+    net.last.weight = net.first.weight
+    net._tied_weights_keys = ["last.weight"]  # type: ignore[assignment]
+    assert list(sent(TorchSource(net))) == ["first.weight"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda w: setattr(w, "data", w.data.t()), "not contiguous"),
+        (lambda w: setattr(w, "data", w.data.half()), "has dtype F16, and F32 was expected"),
+        (lambda w: setattr(w, "data", w.data[:2]), r"has shape \[2, 4\], and \[4, 4\] was expected"),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_tensors_that_are_not_what_they_were_are_refused(change, reason: str, shared: bool) -> None:  # type: ignore[no-untyped-def]
+    """What changed its shape, order, number format or memory is refused before the refit begins."""
+    weight = torch.randn(4, 4)
+    source = TorchSource({"w": weight}, share_host_memory=shared)
+    source.plan(PushWish())
+    change(weight)
+    with pytest.raises(WeightsError, match=reason):
+        source.plan(PushWish())
+
+
+def test_a_tensor_that_gave_up_its_memory_is_refused() -> None:
+    """A storage that was emptied is never read."""
+    weight = torch.randn(4, 4)
+    source = TorchSource({"w": weight})
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(WeightsError, match="given up its memory"):
+        source.plan(PushWish())
+
+
+def test_a_plan_of_another_refit_is_refused() -> None:
+    """A chunk of a plan that was replaced is never packed with other tensors' values."""
+    source = TorchSource({f"t{i}": torch.full((1000,), float(i)) for i in range(8)}, share_host_memory=True)
+    first = source.plan(PushWish(Strategy.BUCKET, bucket_bytes=8000))
+    source.plan(PushWish(Strategy.BUCKET, bucket_bytes=16_000))
+    with pytest.raises(WeightsError, match="planned anew"):
+        source.offer(first.chunks[1], TARGET)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.zeros(3, 2),
+        [torch.zeros(3)],
+        {1: torch.zeros(3)},
+        [("w", torch.zeros(3), 1)],
+        b"weights",
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+        3,
+    ],
+)
+def test_what_is_no_weights_is_refused_in_one_line(odd: object) -> None:
+    """Whatever else is given, the error is ours, and says what to give."""
+    with pytest.raises(WeightsError, match=r"give|tensor") as caught:
+        as_source(odd)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
