@@ -181,7 +181,7 @@ class SGLangDriver:
     async def _after_loss(self, why: str) -> Observation:
         """A connection broke. Only one thing can be learned without harm: whether anybody still listens.
 
-        A process that is being killed still takes connections, and drops them: it is asked again.
+        A process that is being killed still takes connections, and drops or resets them: it is asked again.
         """
         for wait_s in (*PROBE_PAUSES_S, 0.0):
             try:
@@ -189,9 +189,9 @@ class SGLangDriver:
                     await self._transport.request("GET", "/model_info")
             except NotSent:
                 return Observation(EventName.DIED, f"the server died during the call ({why})")
-            except AnswerLost:
+            except (AnswerLost, Unreachable):
                 await asyncio.sleep(wait_s)
-            except (Unreachable, TimeoutError):
+            except TimeoutError:
                 break
             else:
                 break

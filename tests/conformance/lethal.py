@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Awaitable
 
 from refitfsm.drivers.base import Observation, ServerGone
-from refitfsm.drivers.transport import AnswerLost, NotSent
+from refitfsm.drivers.transport import AnswerLost, NotSent, Unreachable
 from refitfsm.errors import RequestFailed
 from refitfsm.model.states import Tag
 from refitfsm.model.values import CommandKind, EventName
@@ -48,7 +48,7 @@ async def _is_gone(subject: Subject) -> bool:
         reply = await subject.transport.request("GET", "/model_info")
     except NotSent:
         return True
-    except AnswerLost:
+    except (AnswerLost, Unreachable):
         return False
     raise AssertionError(f"the server still answers: {reply.status}")
 

@@ -15,7 +15,16 @@ from refitfsm.weights.payload import cpu_payload
 from refitfsm.weights.plan import PushWish
 from refitfsm.weights.safetensors import CheckpointFolder
 from refitfsm.weights.source import CheckpointSource
-from tests.real.server import STANDINS, Answer, Greedy, NoAnswerError, RealServer, ServeReal, call
+from tests.real.server import (
+    STANDINS,
+    Answer,
+    Greedy,
+    NoAnswerError,
+    RealServer,
+    ServeReal,
+    call,
+    eventually,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = (5, 6, 7)
@@ -31,6 +40,12 @@ def ok(url: str, path: str, body: object = None) -> Any:
     return answer.value
 
 
+def rest(url: str) -> None:
+    """Flush until it is taken. An answer comes before the scheduler is done with its request, and a flush is
+    refused and a release kills until it is."""
+    eventually(lambda: call(url, "/flush_cache", {}).status == 200, "the scheduler is idle")
+
+
 def push(url: str, checkpoint: Path, version: str, *, tp: int = 1) -> None:
     """Send a checkpoint in one session, one payload a rank, without flushes."""
     ranks = tuple(RankPlace(rank, None) for rank in range(tp))
@@ -41,7 +56,7 @@ def push(url: str, checkpoint: Path, version: str, *, tp: int = 1) -> None:
             body = {"serialized_named_tensors": entries, "flush_cache": False, "weight_version": version}
             ok(url, "/update_weights_from_tensor", body)
     ok(url, "/end_weight_update", {})
-    ok(url, "/flush_cache", {})
+    rest(url)
 
 
 def checksum(url: str) -> str:
@@ -176,14 +191,14 @@ def test_a_paused_server_holds_requests_over_a_release(
     assert greedy(url, PROMPT, TOKENS) == before
 
     ok(url, "/pause_generation", {})
-    ok(url, "/flush_cache", {})
+    rest(url)
     ok(url, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
     held = Held(url)
     assert ok(url, "/model_info")["weight_version"] == "a"
     ok(url, "/resume_memory_occupation", {"tags": ["weights"]})
     push(url, checkpoint_b, "b")
     ok(url, "/resume_memory_occupation", {"tags": ["kv_cache"]})
-    ok(url, "/flush_cache", {})
+    rest(url)
     assert held.answer is None
     ok(url, "/continue_generation", {})
     answer = held.result()
@@ -198,6 +213,7 @@ def test_weights_released_without_a_backup_are_lost(
     """Resuming is not enough: until a push the server answers 200 with garbage."""
     url = real_server_saver.url
     before = greedy(url, PROMPT, TOKENS)
+    rest(url)
     ok(url, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
     ok(url, "/resume_memory_occupation", {"tags": ["kv_cache", "weights"]})
     assert greedy(url, PROMPT, TOKENS) != before
@@ -209,10 +225,12 @@ def test_a_backup_keeps_the_weights_and_a_second_release_kills(serve: ServeReal,
     """With a CPU copy the weights come back by themselves; releasing twice ends the server unanswered."""
     running = serve(memory_saver=True, flags=["--enable-weights-cpu-backup"])
     before = greedy(running.url, PROMPT, TOKENS)
+    rest(running.url)
     ok(running.url, "/release_memory_occupation", {"tags": ["weights"]})
     ok(running.url, "/resume_memory_occupation", {"tags": ["weights"]})
     assert greedy(running.url, PROMPT, TOKENS) == before
 
+    rest(running.url)
     ok(running.url, "/release_memory_occupation", {"tags": ["kv_cache"]})
     with pytest.raises(NoAnswerError):
         call(running.url, "/release_memory_occupation", {"tags": ["kv_cache"]})
