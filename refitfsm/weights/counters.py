@@ -44,7 +44,7 @@ class CudaCount:
         self._index = index
 
     @classmethod
-    def of(cls, handle: bytes, index: int) -> "CudaCount | None":
+    def of(cls, handle: bytes, index: int, folder: Path = SHARED_MEMORY) -> "CudaCount | None":
         """The count that a lent tensor's handle names, or None where it cannot be read here.
 
         One that does not say that somebody holds the tensor, right after it was lent, is not believed.
@@ -53,7 +53,7 @@ class CudaCount:
             file = _files.get(handle)
             if file is None:
                 try:
-                    file = CountFile(SHARED_MEMORY / handle.decode().lstrip("/"))
+                    file = CountFile(folder / handle.decode().lstrip("/"))
                 except (OSError, ValueError):
                     return None
                 _files[handle] = file

@@ -1,0 +1,138 @@
+"""Lent memory is open until it is counted back, or written off."""
+
+import secrets
+import struct
+from pathlib import Path
+
+import pytest
+
+from refitfsm.weights.counters import CudaCount
+from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.handles import Replica, replica_of
+from refitfsm.weights.lending import Lease, Ledger, Lent
+from refitfsm.weights.offer import RankPlace, Target
+
+HEADER_BYTES = 64
+UUID = "0a1b2c3d-0000-1111-2222-333344445555"
+
+
+class Count:
+    """A count that a test sets."""
+
+    def __init__(self) -> None:
+        self.back = False
+        self.written_off = False
+
+    def is_back(self) -> bool:
+        return self.back or self.written_off
+
+    def write_off(self) -> None:
+        self.written_off = True
+
+
+def lease(*counts: Count, server: str = "s", incarnation: str = "") -> Lease:
+    return Lease(Target(server, (), incarnation), counts)
+
+
+def test_a_lease_is_open_until_all_of_it_is_back() -> None:
+    """The ledger names the server for as long as one count of its lease is up."""
+    one, other = Count(), Count()
+    ledger = Ledger()
+    ledger.issue(lease(one, other))
+    one.back = True
+    assert ledger.open == ("s",)
+    other.back = True
+    assert ledger.open == ()
+
+
+def test_a_server_that_keeps_memory_is_named() -> None:
+    """Waiting for a lease ends in time with the server's name and the remedy; the lease stays open."""
+    ledger, held = Ledger(), lease(Count())
+    ledger.issue(held)
+    with pytest.raises(WeightsError, match=r"^s has answered and still holds memory .*: keep the tensors"):
+        ledger.require_back(held, timeout_s=0.01)
+    assert ledger.open == ("s",)
+
+
+def test_only_leases_of_a_process_that_was_replaced_are_written_off() -> None:
+    """Another start of a server gives back what the former held; others, and unknown starts, do not."""
+    counts = {key: Count() for key in ("former", "same", "other", "unknown")}
+    ledger = Ledger()
+    ledger.issue(lease(counts["former"], incarnation="1"))
+    ledger.issue(lease(counts["same"], incarnation="2"))
+    ledger.issue(lease(counts["other"], server="t", incarnation="1"))
+    ledger.issue(lease(counts["unknown"]))
+    ledger.write_off_earlier(Target("s", (), "2"))
+    assert [key for key, count in counts.items() if count.written_off] == ["former"]
+    assert ledger.open == ("s", "t", "s")
+
+
+def count_file(folder: Path, *counts: int) -> bytes:
+    """A file of counts as torch lays it out, and the handle that names it."""
+    name = f"torch_{secrets.token_hex(8)}"
+    (folder / name).write_bytes(bytes(HEADER_BYTES) + struct.pack(f"={len(counts)}q", *counts))
+    return f"/{name}".encode()
+
+
+def test_a_cuda_count_is_read_and_written_where_torch_keeps_it(tmp_path: Path) -> None:
+    """A tensor is out while its count is up, and back when the borrower, or we, have counted it down."""
+    handle = count_file(tmp_path, 7, 1, 1)
+    path = tmp_path / handle.decode().lstrip("/")
+    first, second = CudaCount.of(handle, 1, tmp_path), CudaCount.of(handle, 2, tmp_path)
+    assert first is not None
+    assert second is not None
+    assert (first.is_back(), second.is_back()) == (False, False)
+    with path.open("r+b") as file:
+        file.seek(HEADER_BYTES + 8)
+        file.write(struct.pack("=q", 0))
+    second.write_off()
+    assert (first.is_back(), second.is_back()) == (True, True)
+    assert path.read_bytes()[HEADER_BYTES:] == struct.pack("=3q", 7, 0, 0)
+
+
+def test_a_count_that_says_something_else_is_not_believed(tmp_path: Path) -> None:
+    """Where the place does not say that one process holds the tensor, nothing is counted."""
+    handle = count_file(tmp_path, 0, 2)
+    assert [CudaCount.of(handle, index, tmp_path) for index in range(3)] == [None] * 3
+    assert CudaCount.of(b"/nowhere", 0, tmp_path) is None
+
+
+class Place:
+    """Memory that is only somewhere."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def lend(self, name: str, tensor: object, *, keep: bool = False) -> Lent:
+        raise NotImplementedError
+
+    def empty(self, nbytes: int) -> object:
+        raise NotImplementedError
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def synchronize(self) -> None: ...
+
+    def collect(self) -> None: ...
+
+
+def replicas(*places: str) -> list[Replica]:
+    return [Replica(Place(place), {}) for place in places]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spelling", [UUID, f"GPU-{UUID}", f"gpu-{UUID.upper()}", f"GPU-{UUID}\n"])
+def test_a_rank_gets_what_lies_on_its_gpu(spelling: str) -> None:
+    """A UUID is the same with and without its prefix, in either case; host memory serves every rank."""
+    given = replicas("other", UUID)
+    assert replica_of(given, RankPlace(0, spelling)) is given[1]
+    host = replicas("")
+    assert replica_of(host, RankPlace(3, spelling)) is host[0]
+
+
+def test_a_rank_without_tensors_on_its_gpu_is_refused() -> None:
+    """The error names the rank, its GPU and where the tensors are, or what has to be named."""
+    with pytest.raises(WeightsError, match=r"^rank 1 is on GPU GPU-x, the tensors are on a, b: give"):
+        replica_of(replicas("a", "b"), RankPlace(1, "GPU-x"))
+    with pytest.raises(WeightsError, match=r"on 2 GPUs and the GPU of rank 0 is not known: name"):
+        replica_of(replicas("a", "b"), RankPlace(0, None))
