@@ -30,7 +30,7 @@ class CycleAudit:
         self.serving = 0
         self.cycle: Cycle | None = None
         self._staged = 0
-        """The cycle whose stage may be committed."""
+        """The last cycle that staged weights."""
         self.turns = dict.fromkeys(Turn, 0)
         self.reached = 0
         self._last_cycle = 0
@@ -88,8 +88,6 @@ class CycleAudit:
         members = {name for name, view in self.views.items() if enrols or usable(view)}
         if cycle.goal is Goal.COMMIT:
             members = {name for name in members if is_committable(self.views[name], cycle, self._staged)}
-        elif cycle.goal in OF_A_VERSION:
-            self._staged = 0
         if cycle.members != members or cycle.failed or cycle.given_up:
             raise Broken("a cycle opens with every server that can be used, none of them failed")
         if cycle.goal in OF_A_VERSION and cycle.version <= self.serving:
@@ -116,7 +114,6 @@ class CycleAudit:
         if cycle.phase is not Phase.WORKING:
             raise Broken("a cycle commits once")
         self._advance(record, at_s, Phase.COMMITTED)
-        self._staged = 0
         if record.serving_after != cycle.version:
             raise Broken(f"cycle {cycle.id} commits version {cycle.version}, not {record.serving_after}")
         ready = [self.views[name] for name in sorted(cycle.members - cycle.failed_servers)]

@@ -83,7 +83,7 @@ class FleetView(NamedTuple):
     cycle: Cycle | None = None
     last_cycle: int = 0
     staged: int = 0
-    """The cycle whose stage may be committed; 0: none. Anything that writes weights ends it."""
+    """The last cycle that staged weights, or 0. A server holds them while its content is of that cycle."""
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "FleetView":

@@ -130,8 +130,6 @@ class _Plan:
                 for name in members
                 if holds_staged(self.servers[name], self.fleet.staged, request.version)
             )
-        elif request.goal in OF_A_VERSION:
-            self.fleet = self.fleet._replace(staged=0)
         version = request.version if request.goal in OF_A_VERSION else self.fleet.serving_version
         cycle = Cycle(
             number,
@@ -318,7 +316,6 @@ class _Plan:
             self._abort(why)
             return
         self._update(phase=Phase.COMMITTED)
-        self.fleet = self.fleet._replace(staged=0)
         self.turn(Turn.COMMITTED, serving=cycle.version)
 
     def _close(self) -> None:
