@@ -180,8 +180,13 @@ class TorchSource:
                     "the server's checksums are of another kind of device than these tensors are on:"
                     " use verify = checksum"
                 )
-            tp = (rank.tp_rank, len(target.ranks))
-            made = expect(replica.tensors, rank.checksums, tp_rank=tp[0], tp_size=tp[1], heads=self._heads)
+            made = expect(
+                replica.tensors,
+                rank.checksums,
+                tp_rank=rank.tp_rank,
+                tp_size=len(target.ranks),
+                heads=self._heads,
+            )
             differing.update(compare(made, rank.checksums))
             unknown.update(made.unknown)
             compared += len(made.checksums)

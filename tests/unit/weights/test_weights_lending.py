@@ -9,7 +9,7 @@ import pytest
 from refitfsm.weights.counters import CudaCount
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.handles import Replica, replica_of
-from refitfsm.weights.lending import Lease, Ledger, Lent
+from refitfsm.weights.lending import Lease, Ledger
 from refitfsm.weights.offer import RankPlace, Target
 
 HEADER_BYTES = 64
@@ -102,19 +102,6 @@ class Place:
 
     def __init__(self, place: str) -> None:
         self.place = place
-
-    def lend(self, name: str, tensor: object, *, keep: bool = False) -> Lent:
-        raise NotImplementedError
-
-    def empty(self, nbytes: int) -> object:
-        raise NotImplementedError
-
-    def free_bytes(self) -> int | None:
-        return None
-
-    def synchronize(self) -> None: ...
-
-    def collect(self) -> None: ...
 
 
 def replicas(*places: str) -> list[Replica]:
