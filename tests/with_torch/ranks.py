@@ -22,7 +22,7 @@ from refitfsm.weights.offer import RankPlace, Settled, Target
 from refitfsm.weights.payload import cpu_payload
 from refitfsm.weights.plan import PushWish
 
-WAIT_S = 40.0
+WAIT_S = 90.0
 """How long a test waits before it calls it a hang."""
 _START = multiprocessing.get_context("forkserver")
 _START.set_forkserver_preload(["torch", __name__])

@@ -30,7 +30,7 @@ from tests.with_torch.ranks import (
     target,
 )
 
-PATIENT_S = 30.0
+PATIENT_S = 60.0
 """A deadline that no healthy rank misses."""
 
 

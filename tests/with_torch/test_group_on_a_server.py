@@ -17,7 +17,7 @@ from refitfsm.weights.plan import PushPlan, plan_list
 from tests.real.server import RealServer, call
 from tests.with_torch.ranks import Seat, results
 
-PATIENT_S = 30.0
+PATIENT_S = 60.0
 CHUNK_BYTES = 100_000
 
 

@@ -8,7 +8,7 @@ from refitfsm.weights.gather import Gatherer
 from refitfsm.weights.group import GroupSource, RankGroup, follow
 from tests.with_torch.ranks import Encoder, Ranks, Seat, differing, gpu, model, push, results, target
 
-PATIENT_S = 30.0
+PATIENT_S = 60.0
 """A deadline that no healthy rank misses."""
 
 
