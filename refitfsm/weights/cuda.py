@@ -1,14 +1,16 @@
-"""Entries of `serialized_named_tensors` that hand over CUDA memory instead of bytes.
+"""CUDA memory of this process, lent by handles: servers map the memory and copy from there.
 
-Such an entry pickles, for each tensor, the call of torch that maps another process's GPU memory. The
-receiving SGLang has that call patched: where torch has the device's number, which means something else
-in each process, it takes the device's UUID. Writing the UUID here makes the sender independent of both
-SGLang and `CUDA_VISIBLE_DEVICES`.
+What is unpickled for each tensor is the call of torch that maps another process's GPU memory. The receiving
+SGLang has that call patched: where torch has the device's number, which means something else in each
+process, it takes the device's UUID. Writing the UUID here makes the sender independent of both SGLang and
+`CUDA_VISIBLE_DEVICES`. Tensors of one allocation share a storage there, which is opened once.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from refitfsm.weights.counters import CudaCount
+from refitfsm.weights.allocations import Allocation, CudaDriver, Driver
+from refitfsm.weights.counters import CUDA_COUNTS, CudaCount, CudaCounts
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.lending import Lent
 from refitfsm.weights.opcodes import Call, Global, Value
@@ -17,11 +19,63 @@ if TYPE_CHECKING:
     import torch
 
 REBUILD = Global("torch.multiprocessing.reductions", "rebuild_cuda_tensor")
-ARGUMENTS = 15
-DEVICE_AT = 6
-COUNTER_AT, COUNTER_INDEX_AT, EVENT_AT, WAITS_AT = 11, 12, 13, 14
-_GLOBALS_AT = {0: Global("torch", "Tensor"), 4: Global("torch.storage", "TypedStorage")}
-_DTYPE_AT = 5
+_TENSOR, _STORAGE = Global("torch", "Tensor"), Global("torch.storage", "TypedStorage")
+
+
+class Shared(NamedTuple):
+    """An allocation that is lent once."""
+
+    allocation: Allocation
+    handle: bytes
+    """CUDA's own. torch writes a head of its version before it, and refuses a newer one than its own; without
+    any it takes the handle for an old torch's. So a server of any torch reads this."""
+    counts: bytes
+    """The name of the file that its borrower counts down in."""
+    at: int
+    """Where in that file."""
+
+
+def rebuild_arguments(tensor: "torch.Tensor", shared: Shared, uuid: str) -> tuple[Value, ...]:
+    """The arguments of `rebuild_cuda_tensor`, the same fifteen in torch 2.11, 2.13 and 2.14.
+
+    The event that torch would have the borrower wait for is left out: the sender has waited already, and
+    opening one costs the server as much time as opening the memory.
+    """
+    base, nbytes = shared.allocation
+    offset = (tensor.data_ptr() - base) // tensor.element_size()
+    dtype = Global("torch", str(tensor.dtype).removeprefix("torch."))
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    # A plain tensor that needs no gradient, whatever the trainer holds.
+    return (
+        *(_TENSOR, shape, strides, offset, _STORAGE, dtype, uuid),
+        *(shared.handle, nbytes, 0, False, shared.counts, shared.at, b"", False),
+    )
+
+
+def lend(tensors: "Mapping[str, torch.Tensor]", driver: Driver, counts: CudaCounts, uuid: str) -> Lent:
+    """See `Memory.lend`. `uuid` is the GPU's, as SGLang's torch spells it."""
+    together: dict[Allocation, list[torch.Tensor]] = {}
+    places: dict[str, Allocation] = {}
+    handles: dict[Allocation, bytes] = {}
+    for name, tensor in tensors.items():
+        try:
+            place = places[name] = driver.allocation_at(tensor.data_ptr())
+            if place not in handles:
+                handles[place] = driver.handle_of(place)
+        except WeightsError as error:
+            raise _cannot_share(name, error) from error
+        together.setdefault(place, []).append(tensor)
+    shared: dict[Allocation, Shared] = {}
+    counters: list[CudaCount] = []
+    for place, held in together.items():
+        count = counts.lend(len(held), held)
+        counters.append(count)
+        shared[place] = Shared(place, handles[place], count.file.name, count.index)
+    values: dict[str, Value] = {
+        name: Call(REBUILD, rebuild_arguments(tensor, shared[places[name]], uuid))
+        for name, tensor in tensors.items()
+    }
+    return Lent(values, tuple(counters))
 
 
 class CudaMemory:
@@ -32,22 +86,13 @@ class CudaMemory:
 
         self._torch = torch
         self._device = device
+        self._driver: Driver = CudaDriver()
         self.place = str(torch.cuda.get_device_properties(device).uuid)
 
-    def lend(self, name: str, tensor: "torch.Tensor", *, keep: bool = False) -> Lent:  # noqa: ARG002
+    def lend(self, tensors: "Mapping[str, torch.Tensor]", *, keep: bool = False) -> Lent:  # noqa: ARG002
         """See `Memory.lend`. The values are those of the last `synchronize`."""
-        from torch.multiprocessing.reductions import reduce_tensor  # noqa: PLC0415
-
-        try:
-            # Detached: a plain tensor that needs no gradient, whatever the trainer holds.
-            given = tuple(reduce_tensor(tensor.detach())[1])
-        except RuntimeError as error:
-            raise WeightsError(_cannot_share(name, error)) from error
-        value = Call(REBUILD, handle_arguments(name, given, self.place))
-        handle, index = given[COUNTER_AT], given[COUNTER_INDEX_AT]
-        if isinstance(handle, bytes) and isinstance(index, int):
-            return Lent(value, CudaCount.of(handle, index))
-        return Lent(value, None)
+        with self._torch.cuda.device(self._device):  # makes CUDA's context current in this thread
+            return lend(tensors, self._driver, CUDA_COUNTS, self.place)
 
     def empty(self, nbytes: int) -> "torch.Tensor":
         """See `Memory.empty`."""
@@ -69,44 +114,13 @@ class CudaMemory:
 
     def collect(self) -> None:
         """See `Memory.collect`."""
-        self._torch.cuda.ipc_collect()
+        CUDA_COUNTS.collect()
 
 
-def _cannot_share(name: str, error: RuntimeError) -> str:
+def _cannot_share(name: str, error: Exception) -> WeightsError:
     reason = str(error).partition("\n")[0]
-    return (
-        f"tensor {name!r}: torch cannot share its GPU memory ({reason}): allocate it without expandable"
+    return WeightsError(
+        f"tensor {name!r}: its GPU memory cannot be shared ({reason}): allocate it without expandable"
         " segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False) and outside a memory saver's region,"
         " or give tensor.clone() of such memory"
-    )
-
-
-def handle_arguments(name: str, given: tuple[object, ...], uuid: str) -> tuple[Value, ...]:
-    """The arguments of `rebuild_cuda_tensor` for one consumer, from those that torch gave.
-
-    The event that torch would have the consumer wait for is left out: the sender has waited already, and
-    opening one costs the server as much time as opening the memory.
-
-    Raises:
-        WeightsError: this torch reduces a CUDA tensor to something unexpected.
-    """
-    if len(given) != ARGUMENTS:
-        raise WeightsError(
-            f"tensor {name!r}: this torch shares CUDA tensors by {len(given)} values, {ARGUMENTS} were"
-            " expected: use a torch from 2.4 to 2.13, or send CPU tensors"
-        )
-    fixed: dict[int, Value] = {**_GLOBALS_AT, DEVICE_AT: uuid, EVENT_AT: b"", WAITS_AT: False}
-    fixed[_DTYPE_AT] = Global("torch", str(given[_DTYPE_AT]).removeprefix("torch."))
-    return tuple(fixed[at] if at in fixed else _argument(name, at, value) for at, value in enumerate(given))
-
-
-def _argument(name: str, at: int, value: object) -> Value:
-    match value:
-        case None | bool() | int() | str() | bytes():
-            return value
-        case tuple():  # torch.Size among them
-            return tuple(int(item) for item in value)
-    raise WeightsError(
-        f"tensor {name!r}: this torch gives a {type(value).__name__} as value {at} of a shared CUDA tensor:"
-        " use a torch from 2.4 to 2.13, or send CPU tensors"
     )

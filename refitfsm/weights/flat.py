@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from refitfsm.weights.handles import LentOffer, Replica, encoded
-from refitfsm.weights.lending import Lease, Ledger
+from refitfsm.weights.lending import Ledger, lending
 from refitfsm.weights.offer import Target
 from refitfsm.weights.opcodes import Call, Global, Value
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 LOAD_FORMAT = "flattened_bucket"
+_FLAT = "flattened_tensor"
 _METADATA = Global("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata")
 
 
@@ -33,13 +34,12 @@ def flat_offer(
     Raises:
         WeightsError: memory cannot be shared.
     """
-    entries, counters = [], []
-    for replica, flat in zip(replicas, flats, strict=True):
-        lent = replica.memory.lend("the flat tensor", flat.tensor)
-        entries.append(encoded({"flattened_tensor": lent.value, "metadata": _metadata(flat)}))
-        if lent.counter is not None:
-            counters.append(lent.counter)
-    lease = Lease(target, counters)
+    entries = []
+    with lending(target) as lease:
+        for replica, flat in zip(replicas, flats, strict=True):
+            lent = replica.memory.lend({_FLAT: flat.tensor})
+            lease.add(lent.counters)
+            entries.append(encoded({_FLAT: lent.values[_FLAT], "metadata": _metadata(flat)}))
     places = [replica.memory for replica in replicas]
     return LentOffer(tuple(entries), LOAD_FORMAT, lease, ledger, places=places)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from refitfsm.weights.errors import WeightsError
-from refitfsm.weights.lending import Counter, Lease, Ledger, Memory
+from refitfsm.weights.lending import Lease, Ledger, Lent, Memory, lending
 from refitfsm.weights.offer import RankPlace, Settled, Target
 from refitfsm.weights.opcodes import Value, pickle_pieces
 
@@ -67,12 +67,12 @@ def list_offer(
     """
     chosen = [replica_of(replicas, rank) for rank in target.ranks]
     synchronize(chosen)
-    entries, counters = [], []
-    for replica in chosen:
-        named, lent = lend_all(replica, names)
-        entries.append(encoded(named))
-        counters += lent
-    lease = Lease(target, counters)
+    entries = []
+    with lending(target) as lease:
+        for replica in chosen:
+            lent = replica.memory.lend({name: replica.tensors[name] for name in names})
+            lease.add(lent.counters)
+            entries.append(encoded(named_values(lent)))
     places = [replica.memory for replica in chosen]
     return LentOffer(tuple(entries), None, lease, ledger, places=places, note=note)
 
@@ -83,22 +83,9 @@ def synchronize(replicas: Sequence[Replica]) -> None:
         memory.synchronize()
 
 
-def lend_all(
-    replica: Replica, names: Sequence[str], *, keep: bool = False
-) -> tuple[list[Value], list[Counter]]:
-    """Names with what has to be unpickled for each, and the counters of what was lent.
-
-    Raises:
-        WeightsError: memory cannot be shared.
-    """
-    named: list[Value] = []
-    counters: list[Counter] = []
-    for name in names:
-        lent = replica.memory.lend(name, replica.tensors[name], keep=keep)
-        named.append((name, lent.value))
-        if lent.counter is not None:
-            counters.append(lent.counter)
-    return named, counters
+def named_values(lent: Lent) -> list[Value]:
+    """What a server unpickles to a list of named tensors."""
+    return [(name, value) for name, value in lent.values.items()]
 
 
 def encoded(value: Value) -> bytes:

@@ -1,13 +1,13 @@
 """Memory of this process that is lent to a server, and the proof that it came back.
 
-torch counts, in memory shared by both processes, who still holds a lent tensor. A server that lets go of
+torch counts, in memory shared by both processes, what of a loan is still held. A server that lets go of
 one first waits for its own stream, and then counts down: a count of nobody proves that the copies are
 done. The answer 200 does not: it may be written while they run.
 """
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ _POLL_FIRST_S, _POLL_MAX_S = 0.0002, 0.02
 
 
 class Counter(Protocol):
-    """How a lent tensor is counted."""
+    """How a loan is counted."""
 
     def is_back(self) -> bool:
         """Whether nobody holds it any more."""
@@ -36,12 +36,11 @@ class Counter(Protocol):
 
 
 class Lent(NamedTuple):
-    """A tensor that was lent once."""
+    """Tensors that were lent once, together."""
 
-    value: Value
-    """What the server has to unpickle to get it."""
-    counter: Counter | None
-    """None where nobody counts: then an answer has to do."""
+    values: Mapping[str, Value]
+    """What the server has to unpickle to get each, by name. It has to unpickle all."""
+    counters: tuple[Counter, ...]
 
 
 class Memory(Protocol):
@@ -52,10 +51,10 @@ class Memory(Protocol):
         """The GPU's UUID as SGLang's torch spells it; empty for the host."""
         ...
 
-    def lend(self, name: str, tensor: "torch.Tensor", *, keep: bool = False) -> Lent:
-        """Lend a tensor to one process, which counts as holding it until it gives it back or is written off.
+    def lend(self, tensors: "Mapping[str, torch.Tensor]", *, keep: bool = False) -> Lent:
+        """Lend tensors to one process, which counts as holding them until it gives back or is written off.
 
-        With `keep` it will hold it for longer than a push.
+        With `keep` it will hold them for longer than a push.
 
         Raises:
             WeightsError: this memory cannot be shared with another process.
@@ -121,6 +120,17 @@ class Lease:
         for counter in self._counters:
             counter.write_off()
         self._counters = []
+
+
+@contextmanager
+def lending(target: Target) -> Iterator[Lease]:
+    """A lease to be filled. If that fails, nothing was offered yet, and what was lent counts as back."""
+    lease = Lease(target, [])
+    try:
+        yield lease
+    except BaseException:
+        lease.write_off()
+        raise
 
 
 class Ledger:

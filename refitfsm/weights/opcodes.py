@@ -5,10 +5,9 @@ torch, and never needs SGLang, so the few opcodes required are written here. Lar
 references until the whole is joined: their bytes are copied once.
 """
 
-import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -64,71 +63,85 @@ def pickle_pieces(value: Value, protocol: int = 4) -> list[Buffer]:
 class _Writer:
     def __init__(self) -> None:
         self.pieces: list[Buffer] = []
-        self._memo: dict[Global, int] = {}
+        self._memo: dict[Global, bytes] = {}
 
     def put(self, value: Value) -> None:
-        match value:
-            case None | bool() | int() | str():
-                self.pieces.append(_scalar(value))
-            case bytes():
-                self._put_bytes((value,))
-            case Blob(pieces):
-                self._put_bytes(pieces)
-            case list():
-                self._put_many(b"](", value, b"e")
-            case dict():
-                self._put_many(b"}(", (part for item in value.items() for part in item), b"u")
-            case tuple():
-                self._put_tuple(value)
-            case Global():
-                self._put_global(value)
-            case Call(function, args):
-                self._put_many(b"", (function, args), b"R")
-            case PersistentId(identifier):
-                self._put_many(b"", (identifier,), b"Q")
+        # By its very type: a list of a model's handles has ten thousand values.
+        _PUTS[type(value)](self, value)
+
+    def _put_none(self, _: None) -> None:
+        self.pieces.append(b"N")
+
+    def _put_bool(self, value: bool) -> None:
+        self.pieces.append(b"\x88" if value else b"\x89")
+
+    def _put_int(self, value: int) -> None:
+        if -(1 << 31) <= value < 1 << 31:
+            self.pieces.append(b"J" + value.to_bytes(4, "little", signed=True))
+        else:
+            encoded = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            self.pieces.append(b"\x8a" + bytes([len(encoded)]) + encoded)
+
+    def _put_str(self, value: str) -> None:
+        encoded = value.encode()
+        self.pieces.append(b"X" + len(encoded).to_bytes(4, "little") + encoded)
+
+    def _put_bytes(self, value: bytes) -> None:
+        self.pieces.append(b"\x8e" + len(value).to_bytes(8, "little") + value)
+
+    def _put_blob(self, value: Blob) -> None:
+        nbytes = sum(memoryview(piece).nbytes for piece in value.pieces)
+        self.pieces.append(b"\x8e" + nbytes.to_bytes(8, "little"))
+        self.pieces.extend(value.pieces)
+
+    def _put_list(self, values: "list[Value]") -> None:
+        self._put_many(b"](", values, b"e")
+
+    def _put_dict(self, values: "dict[str, Value]") -> None:
+        self._put_many(b"}(", (part for item in values.items() for part in item), b"u")
+
+    def _put_tuple(self, values: "tuple[Value, ...]") -> None:
+        closing = _SMALL_TUPLES.get(len(values))
+        if closing is None:
+            self._put_many(b"(", values, b"t")
+        else:
+            self._put_many(b"", values, closing)
+
+    def _put_global(self, value: Global) -> None:
+        # Readers resolve a global by name each time, so later uses refer to the first.
+        known = self._memo.get(value)
+        if known is None:
+            slot = bytes([len(self._memo)])
+            self._memo[value] = b"h" + slot
+            known = f"c{value.module}\n{value.name}\n".encode() + b"q" + slot
+        self.pieces.append(known)
+
+    def _put_call(self, value: Call) -> None:
+        self._put_global(value.function)
+        self._put_tuple(value.args)
+        self.pieces.append(b"R")
+
+    def _put_persistent_id(self, value: PersistentId) -> None:
+        self._put_many(b"", (value.identifier,), b"Q")
 
     def _put_many(self, opening: bytes, values: "Iterable[Value]", closing: bytes) -> None:
         self.pieces.append(opening)
         for value in values:
-            self.put(value)
+            _PUTS[type(value)](self, value)
         self.pieces.append(closing)
 
-    def _put_tuple(self, value: "tuple[Value, ...]") -> None:
-        closing = _SMALL_TUPLES.get(len(value))
-        if closing is None:
-            self._put_many(b"(", value, b"t")
-        else:
-            self._put_many(b"", value, closing)
 
-    def _put_bytes(self, pieces: tuple[Buffer, ...]) -> None:
-        self.pieces.append(b"\x8e" + struct.pack("<Q", sum(memoryview(piece).nbytes for piece in pieces)))
-        self.pieces.extend(pieces)
-
-    def _put_global(self, value: Global) -> None:
-        # Readers resolve a global by name each time, so later uses refer to the first.
-        slot = self._memo.get(value)
-        if slot is not None:
-            self.pieces.append(b"h" + bytes([slot]))
-            return
-        self._memo[value] = slot = len(self._memo)
-        self.pieces.append(f"c{value.module}\n{value.name}\n".encode() + b"q" + bytes([slot]))
-
-
-def _scalar(value: bool | int | str | None) -> bytes:
-    match value:
-        case None:
-            return b"N"
-        case bool():
-            return b"\x88" if value else b"\x89"
-        case int():
-            return _integer(value)
-        case str():
-            encoded = value.encode()
-            return b"X" + struct.pack("<I", len(encoded)) + encoded
-
-
-def _integer(value: int) -> bytes:
-    if -(1 << 31) <= value < 1 << 31:
-        return b"J" + struct.pack("<i", value)
-    encoded = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-    return b"\x8a" + bytes([len(encoded)]) + encoded
+_PUTS: dict[type, Callable[[_Writer, Any], None]] = {
+    type(None): _Writer._put_none,  # noqa: SLF001 - its own table
+    bool: _Writer._put_bool,  # noqa: SLF001
+    int: _Writer._put_int,  # noqa: SLF001
+    str: _Writer._put_str,  # noqa: SLF001
+    bytes: _Writer._put_bytes,  # noqa: SLF001
+    Blob: _Writer._put_blob,  # noqa: SLF001
+    list: _Writer._put_list,  # noqa: SLF001
+    dict: _Writer._put_dict,  # noqa: SLF001
+    tuple: _Writer._put_tuple,  # noqa: SLF001
+    Global: _Writer._put_global,  # noqa: SLF001
+    Call: _Writer._put_call,  # noqa: SLF001
+    PersistentId: _Writer._put_persistent_id,  # noqa: SLF001
+}

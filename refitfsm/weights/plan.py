@@ -11,13 +11,15 @@ from refitfsm.weights.manifest import Manifest, TensorSpec
 
 SMALL_BYTES = 1 << 20
 """`mixed`: below this, opening a tensor's handle takes the server longer than copying it twice."""
+MANY_SMALL = 256
+"""`auto`: a request more takes as long as this many tensors in the same, so a bucket should save as many."""
 
 
 class Strategy(StrEnum):
     """How weights are handed over."""
 
     AUTO = "auto"
-    """`registered` where the servers have the loader, else `list`."""
+    """`registered` where the servers have the loader, else `mixed` or `list`: see `choose`."""
     LIST = "list"
     """The tensors as they lie: their handles, or their bytes."""
     BUCKET = "bucket"
@@ -36,6 +38,8 @@ class Form(StrEnum):
     LIST = "list"
     BUCKET = "bucket"
     REGISTERED = "registered"
+    FORGET = "forget"
+    """No tensors: the server's loader lets go of those that it has mapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,15 @@ class PushWish(NamedTuple):
     """Every server was started with `refitfsm.server.loader`."""
     targets: int = 1
     """How many servers there are: each that reads a bucket needs buffers of its own."""
+
+
+class Layout(NamedTuple):
+    """How a source's tensors lie, and what memory there is beside them."""
+
+    one_allocation: bool = False
+    """In each place, all are views of one allocation and of one number format."""
+    free_bytes: int | None = None
+    """Of the place that has least; None where that is not known."""
 
 
 class PushPlan(NamedTuple):
@@ -134,10 +147,33 @@ def plan_mixed(manifest: Manifest, bucket_bytes: int, small_bytes: int = SMALL_B
     return _packed(manifest, Strategy.MIXED, bucket_bytes, min(small_bytes, bucket_bytes + 1), 1)
 
 
-def plan_registered(manifest: Manifest) -> PushPlan:
-    """One push of everything."""
-    groups = [list(manifest.tensors)] if manifest.tensors else []
-    return PushPlan(Strategy.REGISTERED, _numbered(groups, Form.REGISTERED))
+def plan_registered(manifest: Manifest, *, forget: bool = False) -> PushPlan:
+    """One push of everything; with `forget`, another after which servers hold none of it."""
+    groups = [(list(manifest.tensors), Form.REGISTERED)] if manifest.tensors else []
+    if groups and forget:
+        groups.append(([], Form.FORGET))
+    return PushPlan(Strategy.REGISTERED, _numbered_forms(groups))
+
+
+def choose(manifest: Manifest, wish: PushWish, layout: Layout) -> Strategy:
+    """What `auto` stands for, for tensors that servers can map.
+
+    `registered` if every server has the loader. Else `list` if one handle is enough for all tensors. Else
+    `mixed` if each of its buckets has `MANY_SMALL` tensors or more on average, and its buffers are known to
+    be free for every server. Else `list`.
+
+    Raises:
+        WeightsError: `bucket_bytes` is not positive.
+    """
+    if wish.loader:
+        return Strategy.REGISTERED
+    if layout.one_allocation:
+        return Strategy.LIST
+    plan = plan_mixed(manifest, wish.bucket_bytes)
+    packed = [len(chunk.names) for chunk in plan.chunks if chunk.form is Form.BUCKET]
+    saves = bool(packed) and sum(packed) >= MANY_SMALL * len(packed)
+    fits = layout.free_bytes is not None and plan.sender_bytes * wish.targets <= layout.free_bytes
+    return Strategy.MIXED if saves and fits else Strategy.LIST
 
 
 def _check_limit(name: str, limit: int) -> None:

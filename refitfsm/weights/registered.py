@@ -18,17 +18,16 @@ from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.handles import (
     Replica,
     encoded,
-    lend_all,
     list_offer,
+    named_values,
     replica_of,
     synchronize,
 )
-from refitfsm.weights.lending import Lease, Ledger
+from refitfsm.weights.lending import Lease, Ledger, lending
 from refitfsm.weights.manifest import TensorSpec
 from refitfsm.weights.offer import Offer, Settled, Target
 from refitfsm.weights.opcodes import Value
 from refitfsm.weights.payload import cpu_payload, tensor_value
-from refitfsm.weights.torch_checks import lie
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +46,7 @@ class _Registration:
     secret: str
     controls: "tuple[torch.Tensor, ...]"
     """A block of control words for each rank."""
-    lies: tuple[Lie, ...]
+    lies: Sequence[Lie]
     """How the tensors lie that the server has mapped."""
     lease: Lease
     seq: int = 1
@@ -112,8 +111,8 @@ class Registrations:
         self._why_full: dict[tuple[str, str], str] = {}
         """Servers, with their start, whose loading cannot be replayed, and why."""
 
-    def offer(self, target: Target) -> Offer:
-        """A word if the server is registered; else everything, to be kept.
+    def offer(self, target: Target, lies: Sequence[Lie]) -> Offer:
+        """A word if the server is registered; else everything, to be kept. `lies` says how all tensors lie.
 
         Raises:
             WeightsError: see `list_offer`.
@@ -123,7 +122,6 @@ class Registrations:
             return list_offer(target, self._replicas, self._names, self._ledger, f"in full: {why_full}")
         chosen = [replica_of(self._replicas, rank) for rank in target.ranks]
         synchronize(chosen)
-        lies = tuple(lie(replica.tensors[name]) for replica in chosen for name in self._names)
         with self._lock:
             known = self._open.get(target.server)
         if known is None:
@@ -154,21 +152,20 @@ class Registrations:
         self,
         target: Target,
         chosen: Sequence[Replica],
-        lies: tuple[Lie, ...],
+        lies: Sequence[Lie],
         why: str,
         former: _Registration | None = None,
     ) -> RegisteredOffer:
         controls = tuple(_control(replica) for replica in chosen)
-        lease = Lease(target, [])
-        new = _Registration(secrets.token_hex(16), secrets.token_hex(16), controls, lies, lease)
-        order = new.order("register")
         entries = []
-        for replica, control in zip(chosen, controls, strict=True):
-            lent = replica.memory.lend(protocol.CONTROL, control, keep=True)
-            named, counters = lend_all(replica, self._names, keep=True)
-            head: list[Value] = [(protocol.ORDER, _order_value(order)), (protocol.CONTROL, lent.value)]
-            entries.append(encoded([*head, *named]))
-            lease.add([*counters, *([lent.counter] if lent.counter is not None else [])])
+        with lending(target) as lease:
+            new = _Registration(secrets.token_hex(16), secrets.token_hex(16), controls, lies, lease)
+            order = new.order("register")
+            for replica, control in zip(chosen, controls, strict=True):
+                tensors = {name: replica.tensors[name] for name in self._names}
+                lent = replica.memory.lend({protocol.CONTROL: control, **tensors}, keep=True)
+                lease.add(lent.counters)
+                entries.append(encoded([(protocol.ORDER, _order_value(order)), *named_values(lent)]))
         self._ledger.issue(lease)
 
         def settle() -> Settled:
@@ -191,6 +188,27 @@ class Registrations:
             return Settled(applied=True, note=f"in full: {reason}")
 
         return RegisteredOffer(tuple(entries), settle, lambda: self._ledger.write_off(lease))
+
+    def forget(self, target: Target) -> RegisteredOffer:
+        """A word after which the server holds no registration of these tensors."""
+        with self._lock:
+            known = self._open.get(target.server)
+        if known is None:  # nothing was kept there, and every chunk is a push
+            stray = Order("forget", secrets.token_hex(16), secrets.token_hex(16), 1, 0, 0)
+            entry = _word(stray.encode())
+            nothing = Settled(applied=True, note="nothing was registered")
+            return RegisteredOffer((entry,) * len(target.ranks), lambda: nothing, lambda: None)
+        known.seq += 1
+        entry = _word(known.order("forget"))
+
+        def settle() -> Settled:
+            said = all(answer.status is Status.VOID for answer in known.answers())
+            self._forget(target.server, known)
+            note = "forgotten" if said else "the server had forgotten it before"
+            held = "" if known.lease.is_back() else ", and it still holds memory of the sender"
+            return Settled(applied=True, note=note + held)
+
+        return RegisteredOffer((entry,) * len(target.ranks), settle, lambda: None)
 
     def _forget(self, server: str, known: _Registration) -> None:
         """Hold a registration for gone. Its memory counts as lent until the server has let go of it."""

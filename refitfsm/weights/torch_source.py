@@ -17,7 +17,18 @@ from refitfsm.weights.local import raw_view
 from refitfsm.weights.manifest import Manifest
 from refitfsm.weights.offer import BytesOffer, Offer, Target
 from refitfsm.weights.payload import cpu_payload
-from refitfsm.weights.plan import PLANNERS, ChunkPlan, Form, PushPlan, PushWish, Strategy, plan_list
+from refitfsm.weights.plan import (
+    PLANNERS,
+    ChunkPlan,
+    Form,
+    Layout,
+    PushPlan,
+    PushWish,
+    Strategy,
+    choose,
+    plan_list,
+    plan_registered,
+)
 from refitfsm.weights.proof import Comparison, RankSums
 from refitfsm.weights.registered import Registrations
 from refitfsm.weights.torch_checks import Module, lie, spec_of, untied
@@ -75,12 +86,20 @@ class TorchSource:
         self._registrations = Registrations(self._replicas, names, self._ledger)
         self._lock = threading.Lock()
         self._buckets: Buckets | None = None
+        self._forgets = False
         self._closed = False
 
     @property
     def open_leases(self) -> tuple[str, ...]:
         """The server of each push whose memory has not come back. A registration is one such push."""
         return self._ledger.open
+
+    def forget_after_refit(self) -> None:
+        """Have servers let go of a registration at the end of each refit from here on: say so of the last.
+
+        What they had mapped is then no longer held when that refit ends. One that follows registers anew.
+        """
+        self._forgets = True
 
     def plan(self, wish: PushWish) -> PushPlan:
         """See `WeightSource.plan`. Handles carry no bytes, so there is no limit to a push of them."""
@@ -95,9 +114,12 @@ class TorchSource:
             if strategy is not Strategy.TENSOR:
                 return plan_list(self.manifest, wish.chunk_bytes_max)
         if strategy is Strategy.AUTO:
-            strategy = Strategy.REGISTERED if wish.loader else Strategy.LIST
+            layout = Layout() if wish.loader else _layout(self._replicas)
+            strategy = choose(self.manifest, wish, layout)
         planner = PLANNERS.get(strategy)
         plan = planner(self.manifest, wish) if planner else plan_list(self.manifest, _ALL_BYTES)
+        if strategy is Strategy.REGISTERED and self._forgets:
+            plan = plan_registered(self.manifest, forget=True)
         with self._lock:
             self._buckets = None  # frees the buffers of the plan before
             if plan.buffer_bytes:
@@ -140,11 +162,17 @@ class TorchSource:
         """See `WeightSource.offer`."""
         if self._closed:
             raise WeightsError("the tensors of this source were let go: make a new source for each refit")
+        if self._look() != self._lies:
+            raise WeightsError(
+                "tensors were moved since the push was planned: keep them until the refit ends"
+            )
         self._ledger.write_off_earlier(target)
         if self._by_bytes:
             return BytesOffer((self._bytes_entry(chunk),) * len(target.ranks))
         if chunk.form is Form.REGISTERED:
-            return self._registrations.offer(target)
+            return self._registrations.offer(target, self._lies)
+        if chunk.form is Form.FORGET:
+            return self._registrations.forget(target)
         if chunk.form is Form.BUCKET:
             with self._lock:
                 buckets = self._buckets
@@ -200,7 +228,11 @@ class TorchSource:
             replica.memory.collect()
 
     def close(self) -> None:
-        """See `WeightSource.close`. No server copies from this memory afterwards."""
+        """See `WeightSource.close`. No server copies from this memory afterwards.
+
+        One that holds a registration keeps the memory mapped until another source registers there or it
+        ends: end with a refit after `forget_after_refit`.
+        """
         if self._closed:
             return
         self._closed = True
@@ -245,6 +277,15 @@ def _device(tensors: "Mapping[str, torch.Tensor]") -> "torch.device":
     if first is None:
         raise WeightsError("there are no tensors to push")
     return first[1]
+
+
+def _layout(replicas: Sequence[Replica]) -> Layout:
+    free = [replica.memory.free_bytes() for replica in replicas]
+    known = [nbytes for nbytes in free if nbytes is not None]
+    return Layout(
+        all(in_place(list(replica.tensors.items())) is not None for replica in replicas),
+        min(known) if len(known) == len(free) else None,
+    )
 
 
 def _memory(tensors: "Mapping[str, torch.Tensor]") -> Memory:

@@ -19,19 +19,21 @@ from sglang.srt.utils import common
 from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
 from torch.multiprocessing import reductions
 
-from refitfsm.weights.cuda import REBUILD, handle_arguments
+from refitfsm.weights.allocations import HANDLE_BYTES, Allocation
+from refitfsm.weights.counters import CudaCounts
+from refitfsm.weights.cuda import lend
 from refitfsm.weights.dtypes import DTYPES, from_torch
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.files import tiny_checkpoint, write_safetensors
-from refitfsm.weights.handles import encoded
+from refitfsm.weights.handles import encoded, named_values
 from refitfsm.weights.manifest import TensorSpec
 from refitfsm.weights.offer import RankPlace, Target
-from refitfsm.weights.opcodes import Call
 from refitfsm.weights.payload import cpu_payload
 from refitfsm.weights.plan import PushWish
 from refitfsm.weights.safetensors import CheckpointFolder
 from refitfsm.weights.source import CheckpointSource
 from refitfsm.weights.torch_source import TorchSource
+from tests.support.borrower import count_down
 
 SENDABLE = [name for name, entry in DTYPES.items() if entry.torch_name is not None]
 SHAPES = [(), (1,), (3, 5), (2, 1, 4), (1, 1), (7,)]
@@ -197,21 +199,51 @@ def check_refusals() -> Iterator[str]:
         yield require(from_torch(sample(dtype, (1,)).dtype) == dtype, f"{dtype} is known by its torch name")
 
 
+class OneAllocation:
+    """A driver to which all memory is one tensor's."""
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        self._allocation = Allocation(whole.data_ptr(), whole.nbytes)
+
+    def allocation_at(self, _: int) -> Allocation:
+        return self._allocation
+
+    def handle_of(self, _: Allocation) -> bytes:
+        return b"h" * HANDLE_BYTES
+
+
 def check_cuda_handles() -> Iterator[str]:
-    """A GPU handle reaches torch's rebuilding call unchanged, and its UUID is looked up by SGLang."""
-    handle = (torch.Tensor, torch.Size([2, 3]), (3, 1), 6, torch.storage.TypedStorage, torch.bfloat16, 0)
-    handle += (b"\x00handle", 1 << 33, 512, False, b"counter", 4096, b"event", True)
-    entry = encoded([("w", Call(REBUILD, handle_arguments("w", handle, UUID)))])
-    received: list[tuple[object, ...]] = []
+    """A GPU's tensors reach torch's rebuilding call as they lie, and the UUID is looked up by SGLang."""
+    whole = torch.arange(64, dtype=torch.float32)
+    tensors = {"a": whole[8:14].view(2, 3), "b": whole.view(torch.int16)[64:72], "c": whole[40:41].view(())}
+    folder = Path(tempfile.mkdtemp())
+    counts = CudaCounts(folder)
+    loan = lend(tensors, OneAllocation(whole), counts, UUID)
+    entry = encoded(named_values(loan))
+
+    def rebuilt(*given: object) -> torch.Tensor:
+        kind, shape, strides, offset, storage, dtype, uuid, handle, nbytes, *rest = given
+        name, at, *events = rest[2:]
+        require((kind, storage, uuid) == (torch.Tensor, torch.storage.TypedStorage, UUID), "kinds and place")
+        require((handle, nbytes) == (b"h" * HANDLE_BYTES, whole.nbytes), "handle and size")
+        require((rest[:2], events) == ([0, False], [b"", False]), "the sender has waited: no event")
+        count_down(name, at, folder)  # as the borrower does
+        return whole.view(dtype).as_strided(shape, strides, offset)
+
     original = reductions.rebuild_cuda_tensor
-    for read in READERS:
-        reductions.rebuild_cuda_tensor = lambda *given: received.append(given)
-        try:
-            read(entry)
-        finally:
-            reductions.rebuild_cuda_tensor = original
-        expected = (*handle[:6], UUID, *handle[7:13], b"", False)  # the sender has waited: no event
-        yield require(received.pop() == expected, f"handle by {read.__name__}")
+    reductions.rebuild_cuda_tensor = rebuilt
+    try:
+        for read in READERS:
+            require(not loan.counters[0].is_back(), "lent before it was read")
+            found = dict(read(entry))
+            same = all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+            yield require(same and found.keys() == tensors.keys(), f"handles by {read.__name__}")
+            yield require(loan.counters[0].is_back(), "back once every tensor has been counted down")
+            loan = lend(tensors, OneAllocation(whole), counts, UUID)
+            entry = encoded(named_values(loan))
+    finally:
+        reductions.rebuild_cuda_tensor = original
+        counts.close()
     monkey_patch_torch_reductions()
     for read in READERS:
         try:

@@ -71,6 +71,18 @@ def test_a_tensor_that_gave_up_its_memory_is_refused() -> None:
         source.plan(PushWish())
 
 
+@pytest.mark.parametrize("strategy", [Strategy.LIST, Strategy.REGISTERED, Strategy.BUCKET])
+def test_tensors_that_moved_since_the_plan_are_not_lent(strategy: Strategy) -> None:
+    """What is offered is what was checked: whatever has become of a tensor since, no server is sent to it."""
+    weight = torch.randn(4, 4)
+    source = TorchSource({"w": weight, "v": torch.ones(3)}, share_host_memory=True)
+    plan = source.plan(PushWish(strategy))
+    weight.data = torch.randn(4, 4)
+    with pytest.raises(WeightsError, match="moved since the push was planned"):
+        source.offer(plan.chunks[0], TARGET)
+    assert source.open_leases == ()
+
+
 def test_a_plan_of_another_refit_is_refused() -> None:
     """A chunk of a plan that was replaced is never packed with other tensors' values."""
     source = TorchSource({f"t{i}": torch.full((1000,), float(i)) for i in range(8)}, share_host_memory=True)

@@ -224,8 +224,10 @@ class Stopping(TorchSource):
         return made
 
 
-def test_a_server_that_dies_in_a_push_holds_nothing(folder: Path, tmp_path: Path) -> None:
-    """A server is killed while memory is lent to it: the cycle ends, names it, and no lease stays open."""
+def test_a_server_that_dies_in_a_push_holds_nothing(server: RealServer, folder: Path, tmp_path: Path) -> None:
+    """A server is killed while memory is lent to it: the cycle ends, names it, and no lease stays open. The
+    same tensors can then be pushed to a server that lives."""
+    expected = reference(server, tmp_path, (1,))
     ours = tensors(tmp_path, 1)
 
     async def life(server: RealServer) -> tuple[str, ...]:
@@ -242,8 +244,58 @@ def test_a_server_that_dies_in_a_push_holds_nothing(folder: Path, tmp_path: Path
         source.close()
         return lent
 
+    async def again() -> None:
+        path = policy(tmp_path, Strategy.LIST, colocated=False)
+        async with Fleet.connect([server.url], policy=path) as fleet:
+            source = TorchSource(ours, share_host_memory=True)
+            await fleet.refit(source, 1)
+            assert source.open_leases == ()
+            source.close()
+
     with RealServer(Path(sys.executable), folder) as running:
         assert asyncio.run(life(running)) == ()
+    asyncio.run(again())
+    assert checksum(server) == expected[1]
+
+
+def mapped(server: RealServer, tensor: torch.Tensor) -> bool:
+    """Whether any process of a server maps the memory of a shared tensor."""
+    _, handle, _ = tensor.untyped_storage()._share_filename_cpu_()
+    return any(handle in Path(f"/proc/{pid}/maps").read_bytes() for pid in members(server.pid))
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_a_last_refit_leaves_nothing_mapped(server: RealServer, tmp_path: Path, colocated: bool) -> None:
+    """A refit that is to be the last gives the right weights and ends the registration; so does the first
+    of all, and one more after it registers anew. Without it the server keeps the memory mapped."""
+    expected = reference(server, tmp_path, (1, 2))
+    values = {seed: tensors(tmp_path, seed) for seed in (1, 2)}
+    ours = {name: tensor.clone() for name, tensor in values[1].items()}
+    first = next(iter(ours.values()))
+    journal = tmp_path / "audit.jsonl"
+
+    async def life() -> None:
+        source = TorchSource(ours, share_host_memory=True)
+        path = policy(tmp_path, Strategy.AUTO, colocated=colocated)
+        async with Fleet.connect([server.url], policy=path, journal=journal) as fleet:
+            for version, seed in enumerate((1, 2, 1, 2), start=1):
+                if colocated:
+                    await fleet.release()
+                for name, tensor in ours.items():
+                    tensor.copy_(values[seed][name])
+                if version == 3:
+                    assert mapped(server, first)
+                    source.forget_after_refit()
+                await fleet.refit(source, version)
+                assert await asyncio.to_thread(checksum, server) == expected[seed]
+                assert source.open_leases == (() if version >= 3 else (server.url,))
+                assert mapped(server, first) == (version < 3)
+        source.close()
+
+    asyncio.run(life())
+    verify_file(journal)
+    text = journal.read_text()
+    assert (text.count('"registered"'), text.count('"replayed"'), text.count('"forgotten"')) == (2, 2, 2)
 
 
 def test_memory_stays_countable_when_registrations_change(server: RealServer, tmp_path: Path) -> None:

@@ -1,18 +1,12 @@
 """Lent memory is open until it is counted back, or written off."""
 
-import secrets
-import struct
-from pathlib import Path
-
 import pytest
 
-from refitfsm.weights.counters import CudaCount
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.handles import Replica, replica_of
-from refitfsm.weights.lending import Lease, Ledger
+from refitfsm.weights.lending import Lease, Ledger, lending
 from refitfsm.weights.offer import RankPlace, Target
 
-HEADER_BYTES = 64
 UUID = "0a1b2c3d-0000-1111-2222-333344445555"
 
 
@@ -54,6 +48,20 @@ def test_a_server_that_keeps_memory_is_named() -> None:
     assert ledger.open == ("s",)
 
 
+def test_what_could_not_be_offered_is_not_lent() -> None:
+    """Where an offer cannot be finished, what was lent for it counts as back."""
+    count = Count()
+
+    def offer() -> None:
+        with lending(Target("s", ())) as held:
+            held.add([count])
+            raise WeightsError("no room")
+
+    with pytest.raises(WeightsError, match="no room"):
+        offer()
+    assert count.written_off
+
+
 def test_only_leases_of_a_process_that_was_replaced_are_written_off() -> None:
     """Another start of a server gives back what the former held; others, and unknown starts, do not."""
     counts = {key: Count() for key in ("former", "same", "other", "unknown")}
@@ -65,36 +73,6 @@ def test_only_leases_of_a_process_that_was_replaced_are_written_off() -> None:
     ledger.write_off_earlier(Target("s", (), "2"))
     assert [key for key, count in counts.items() if count.written_off] == ["former"]
     assert ledger.open == ("s", "t", "s")
-
-
-def count_file(folder: Path, *counts: int) -> bytes:
-    """A file of counts as torch lays it out, and the handle that names it."""
-    name = f"torch_{secrets.token_hex(8)}"
-    (folder / name).write_bytes(bytes(HEADER_BYTES) + struct.pack(f"={len(counts)}q", *counts))
-    return f"/{name}".encode()
-
-
-def test_a_cuda_count_is_read_and_written_where_torch_keeps_it(tmp_path: Path) -> None:
-    """A tensor is out while its count is up, and back when the borrower, or we, have counted it down."""
-    handle = count_file(tmp_path, 7, 1, 1)
-    path = tmp_path / handle.decode().lstrip("/")
-    first, second = CudaCount.of(handle, 1, tmp_path), CudaCount.of(handle, 2, tmp_path)
-    assert first is not None
-    assert second is not None
-    assert (first.is_back(), second.is_back()) == (False, False)
-    with path.open("r+b") as file:
-        file.seek(HEADER_BYTES + 8)
-        file.write(struct.pack("=q", 0))
-    second.write_off()
-    assert (first.is_back(), second.is_back()) == (True, True)
-    assert path.read_bytes()[HEADER_BYTES:] == struct.pack("=3q", 7, 0, 0)
-
-
-def test_a_count_that_says_something_else_is_not_believed(tmp_path: Path) -> None:
-    """Where the place does not say that one process holds the tensor, nothing is counted."""
-    handle = count_file(tmp_path, 0, 2)
-    assert [CudaCount.of(handle, index, tmp_path) for index in range(3)] == [None] * 3
-    assert CudaCount.of(b"/nowhere", 0, tmp_path) is None
 
 
 class Place:

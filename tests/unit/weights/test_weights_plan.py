@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest, TensorSpec
 from refitfsm.weights.plan import (
+    MANY_SMALL,
+    SMALL_BYTES,
     Form,
+    Layout,
+    PushWish,
     Strategy,
+    choose,
     plan_buckets,
     plan_list,
     plan_mixed,
@@ -107,3 +112,47 @@ def test_mixed_packs_small_tensors_and_leaves_large_ones() -> None:
         (Form.BUCKET, ("t10", "t20")),
         (Form.LIST, ("t200", "t300")),
     ]
+
+
+def of_sizes(*sizes: int) -> Manifest:
+    return Manifest(tuple(TensorSpec.of(f"t{at}", "U8", (size,)) for at, size in enumerate(sizes)))
+
+
+MANY = of_sizes(*[1000] * MANY_SMALL, 4 * SMALL_BYTES)
+"""As many small tensors as a bucket has to save, 1000 bytes each, and a large one."""
+FEW = of_sizes(*[1000] * (MANY_SMALL - 1), SMALL_BYTES)
+ROOM = 1000 * MANY_SMALL
+
+
+@pytest.mark.parametrize(
+    ("manifest", "wish", "layout", "chosen"),
+    [
+        (MANY, PushWish(loader=True), Layout(), Strategy.REGISTERED),
+        (MANY, PushWish(loader=True), Layout(one_allocation=True, free_bytes=ROOM), Strategy.REGISTERED),
+        (MANY, PushWish(), Layout(one_allocation=True, free_bytes=ROOM), Strategy.LIST),
+        (MANY, PushWish(), Layout(free_bytes=ROOM), Strategy.MIXED),
+        (MANY, PushWish(), Layout(free_bytes=ROOM - 1), Strategy.LIST),
+        (MANY, PushWish(targets=3), Layout(free_bytes=3 * ROOM), Strategy.MIXED),
+        (MANY, PushWish(targets=3), Layout(free_bytes=3 * ROOM - 1), Strategy.LIST),
+        (MANY, PushWish(), Layout(free_bytes=None), Strategy.LIST),
+        (FEW, PushWish(), Layout(free_bytes=ROOM), Strategy.LIST),
+        (MANY, PushWish(bucket_bytes=ROOM // 2), Layout(free_bytes=ROOM), Strategy.LIST),
+        (of_sizes(SMALL_BYTES), PushWish(), Layout(free_bytes=ROOM), Strategy.LIST),
+        (Manifest(()), PushWish(), Layout(free_bytes=ROOM), Strategy.LIST),
+    ],
+)
+def test_auto_is_chosen_by_loader_layout_and_free_memory(
+    manifest: Manifest, wish: PushWish, layout: Layout, chosen: Strategy
+) -> None:
+    """A loader comes first, then one handle for all, then buckets that save requests and surely fit."""
+    assert choose(manifest, wish, layout) is chosen
+
+
+def test_a_last_refit_ends_with_a_push_of_nothing() -> None:
+    """A plan that is to be forgotten has the weights first, and then a word; nothing has no word."""
+    plan = plan_registered(of_sizes(5, 7), forget=True)
+    assert [(chunk.form, chunk.names, chunk.nbytes, chunk.count) for chunk in plan.chunks] == [
+        (Form.REGISTERED, ("t0", "t1"), 12, 2),
+        (Form.FORGET, (), 0, 2),
+    ]
+    assert plan_registered(Manifest(()), forget=True).chunks == ()
