@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from refitfsm.server import protocol
+from refitfsm.server.parts import Parts, place_of, storage_of, tensors_of
 from refitfsm.server.protocol import CONTROL, CONTROL_WORDS, ORDER, Answer, Order, Reason, Status, Words
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Desk:
             block.answer(Status.VOID, Reason.REVOKED)
         elif plan is None:
             block.answer(Status.VOID, Reason.OTHER_MODEL)
-        elif not plan.fits(model):
+        elif not plan.fits():
             block.answer(Status.VOID, Reason.PARAMETERS_MOVED)
         else:
             if order.seq > plan.seq:  # else it was carried out before
@@ -157,12 +158,12 @@ class _Recording:
 
     def begin(self, model: "torch.nn.Module", sources: "list[torch.Tensor]", stack: ExitStack) -> None:
         """Record from now until the stack is left."""
-        tensors = _tensors(model)
+        tensors = tensors_of(model)
         # Storages are held, so that no other gets the identity of one.
-        self._sources = {_key(tensor): tensor.untyped_storage() for tensor in sources}
-        self._targets = {_key(tensor): tensor.untyped_storage() for tensor in tensors}
+        self._sources = {storage_of(tensor): tensor.untyped_storage() for tensor in sources}
+        self._targets = {storage_of(tensor): tensor.untyped_storage() for tensor in tensors}
         self._starts = sorted({tensor.data_ptr() for tensor in sources if tensor.numel()})
-        self._places = [_place(tensor) for tensor in tensors]
+        self._places = [place_of(tensor) for tensor in tensors]
         if not _are_mapped(sources):
             self.reason = Reason.NOT_MAPPED
             return
@@ -175,12 +176,12 @@ class _Recording:
         """How to load again; None, and a `reason`, where that cannot be said."""
         if self.reason is Reason.NONE:
             self.reason = self._verdict(model)
-        return _Plan(_tensors(model), self._pairs, seq) if self.reason is Reason.NONE else None
+        return _Plan(model, self._pairs, seq) if self.reason is Reason.NONE else None
 
     def _verdict(self, model: "torch.nn.Module") -> Reason:
         if self._threads:
             return Reason.LOADED_IN_ANOTHER_THREAD
-        if self._places != [_place(tensor) for tensor in _tensors(model)]:
+        if self._places != [place_of(tensor) for tensor in tensors_of(model)]:
             return Reason.WRITTEN_OTHERWISE
         copied = {bisect_right(self._starts, address) for address in self._read}
         return Reason.NONE if len(copied) == len(self._starts) else Reason.SOURCE_NOT_COPIED
@@ -218,12 +219,12 @@ class _Recording:
 
     def _fill(self, to: "torch.Tensor", value: float = 0) -> Reason:
         """Padding. It is repeated as well: memory that was released in between has lost it."""
-        if _key(to) in self._targets and to.numel():
+        if storage_of(to) in self._targets and to.numel():
             self._pairs.append(_Pair(to, to.new_full((), value).expand(to.shape)))
-        return Reason.SOURCES_CONVERTED if _key(to) in self._sources else Reason.NONE
+        return Reason.SOURCES_CONVERTED if storage_of(to) in self._sources else Reason.NONE
 
     def _copy(self, to: "torch.Tensor", of: "torch.Tensor") -> Reason:
-        into, out_of = _key(to), _key(of)
+        into, out_of = storage_of(to), storage_of(of)
         if to.numel() == 0:
             return Reason.NONE
         plain = not any(tensor.is_neg() or tensor.is_conj() for tensor in (to, of))
@@ -241,19 +242,20 @@ class _Recording:
 class _Plan:
     """The copies that load a model, ready to be made again."""
 
-    def __init__(self, tensors: "list[torch.Tensor]", pairs: list[_Pair], seq: int) -> None:
+    def __init__(self, model: "torch.nn.Module", pairs: list[_Pair], seq: int) -> None:
         self.seq = seq  # of the order that was carried out last
-        written = {_key(pair.to) for pair in pairs}
-        self._count = len(tensors)
-        self._places = [(at, _place(tensor)) for at, tensor in enumerate(tensors) if _key(tensor) in written]
+        written = {storage_of(pair.to) for pair in pairs}
+        self._parts = Parts(model)
+        self._places = [
+            (tensor, place_of(tensor)) for tensor in tensors_of(model) if storage_of(tensor) in written
+        ]
         self._alone, self._groups = _arranged([_Pair(to.detach(), of.detach()) for to, of in pairs])
         self.copies = len(self._alone) + sum(len(to) for to, _ in self._groups)
         self.nbytes = sum(pair.to.nbytes for pair in pairs)
 
-    def fits(self, model: "torch.nn.Module") -> bool:
+    def fits(self) -> bool:
         """Whether all that was copied into still is the model's, where it was and as it was."""
-        tensors = _tensors(model)
-        return len(tensors) == self._count and all(_place(tensors[at]) == was for at, was in self._places)
+        return self._parts.are_the_same() and all(place_of(tensor) == was for tensor, was in self._places)
 
     def replay(self) -> None:
         """Make all copies; on a GPU this returns before they are done."""
@@ -273,7 +275,9 @@ def _arranged(pairs: list[_Pair]) -> tuple[list[_Pair], list[tuple[list[Any], li
     """
     alone: list[_Pair] = []
     groups: dict[object, tuple[list[Any], list[Any]]] = {}
-    for _, same in groupby(sorted(pairs, key=lambda pair: _key(pair.to)), key=lambda pair: _key(pair.to)):
+    for _, same in groupby(
+        sorted(pairs, key=lambda pair: storage_of(pair.to)), key=lambda pair: storage_of(pair.to)
+    ):
         into_one = list(same)
         if _may_overlap(into_one):
             alone += into_one
@@ -312,7 +316,9 @@ def _joined(pairs: list[_Pair]) -> Iterator[_Pair]:
 
 
 def _follows(before: "torch.Tensor", after: "torch.Tensor") -> bool:
-    adjacent = after.data_ptr() == before.data_ptr() + before.nbytes and _key(after) == _key(before)
+    adjacent = after.data_ptr() == before.data_ptr() + before.nbytes and storage_of(after) == storage_of(
+        before
+    )
     return adjacent and before.dtype == after.dtype and before.is_contiguous() and after.is_contiguous()
 
 
@@ -343,33 +349,14 @@ def _are_mapped(tensors: "list[torch.Tensor]") -> bool:
     from torch.multiprocessing.reductions import shared_cache  # noqa: PLC0415
 
     mapped = {reference.cdata for reference in list(shared_cache.values())}
-    return all(_key(tensor) in mapped for tensor in tensors)
-
-
-def _key(tensor: "torch.Tensor") -> int:
-    """The identity of a tensor's storage."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - torch's own name for it
-
-
-def _place(tensor: "torch.Tensor") -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _tensors(model: "torch.nn.Module") -> "list[torch.Tensor]":
-    """All parameters and buffers. torch's own iterators take four times as long, and a push waits for it."""
-    modules, tensors = [model], []
-    for module in modules:  # it grows
-        own = vars(module)
-        tensors += [*own["_parameters"].values(), *own["_buffers"].values()]
-        modules += [child for child in own["_modules"].values() if child is not None]
-    return [tensor for tensor in tensors if tensor is not None]
+    return all(storage_of(tensor) in mapped for tensor in tensors)
 
 
 def _keys_in(values: object) -> set[int]:
     import torch  # noqa: PLC0415
     from torch.utils._pytree import tree_leaves  # noqa: PLC0415
 
-    return {_key(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
+    return {storage_of(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
 
 
 @cache  # a class is freed late, and what it refers to with it
