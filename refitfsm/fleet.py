@@ -86,6 +86,7 @@ class Fleet:
         self._sink = LogSink(self.run_id, logger)
         self._controller: Controller | None = None
         self._pushes = Pushes(self._drivers, policy.policy, self._warn)
+        self._asking = asyncio.Lock()  # held while a server is asked something: no cycle opens meanwhile
         self._closed = False
 
     @classmethod
@@ -291,10 +292,10 @@ class Fleet:
 
     async def _push(self, goal: Goal, weights: Weights, version: int) -> CycleReport:
         check_version(version)
-        idle = self._running.fleet.cycle is None  # else this refit is about to be refused
-        views = tuple(self._running.fleet.servers.values())
+        async with self._asking:
+            await self._pushes.ask(self._running.fleet)
         try:
-            source = self._pushes.prepare(weights, views, idle=idle)
+            source = self._pushes.prepare(weights, self._running.fleet)
             report = await self._cycle(Request(goal, version, self._pushes.chunk_bytes(source)))
         except WeightsError as error:
             raise ConfigError(f"weights: {error}") from error
@@ -313,8 +314,9 @@ class Fleet:
         return await self._cycle(Request(Goal.FLUSH))
 
     async def _cycle(self, request: Request) -> CycleReport:
-        running = self._running
-        cycle = await running.run(request)
+        async with self._asking:
+            running = self._running
+        cycle = await running.run(request)  # opens before anything else runs
         serving = running.fleet.serving_version
         if cycle is None:
             return CycleReport(0, request.goal, serving, 0.0, {}, ())

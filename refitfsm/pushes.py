@@ -6,12 +6,16 @@ from pathlib import Path
 from refitfsm.drivers.push import Load
 from refitfsm.drivers.sglang import SGLangDriver
 from refitfsm.errors import ConfigError
+from refitfsm.model.fleet import FleetView
+from refitfsm.model.states import Condition, ServerState, Tag
 from refitfsm.model.values import ServerView, VerifyLevel
 from refitfsm.policies import Policy
 from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.fusion import departures
 from refitfsm.weights.manifest import Manifest
 from refitfsm.weights.plan import PushWish
 from refitfsm.weights.proof import ProvesContent
+from refitfsm.weights.readback import shown
 from refitfsm.weights.safetensors import CheckpointFolder
 from refitfsm.weights.source import CheckpointSource, WeightSource
 from refitfsm.weights.torch_checks import Module
@@ -74,34 +78,65 @@ class Pushes:
         self._warn = warn
         self._reference: Manifest | None = None
         """What the servers' model consists of, as far as it is known."""
+        self._names: frozenset[str] | None = None
+        """Those of a server's own tensors; None: none was asked, and empty: it did not say them."""
         self._staged: Manifest | None = None
         self._opened: list[WeightSource] = []
         """Sources made here; closed once no cycle can read them."""
         self._load: Load | None = None
 
-    def prepare(self, weights: Weights, views: Sequence[ServerView], *, idle: bool) -> WeightSource:
+    def prepare(self, weights: Weights, fleet: FleetView) -> WeightSource:
         """Check weights against the servers' model, and plan their pushes if no cycle is open.
 
         Raises:
             ConfigError: they are not the servers' model.
             WeightsError: they cannot be read, or not be pushed as the policy wants it.
         """
+        views = tuple(fleet.servers.values())
         source = as_source(weights)
         if source is not weights:
             self._opened.append(source)
-        if self._policy.verify is VerifyLevel.CONTENT and not isinstance(source, ProvesContent):
-            raise ConfigError(
-                "verify = content, and these weights have no checksums here: give torch tensors"
-                " where the servers' are, CPU or GPU, or use verify = checksum"
-            )
+        check_provable(source, self._policy.verify)
         if self._reference is None:
             self._reference = server_manifest(views)
         if self._reference is None:
-            self._warn("the servers' checkpoint cannot be read from here: the first weights are not compared")
+            self._warn(f"the servers' checkpoint cannot be read from here: {self._by_names(source.manifest)}")
         check_manifest(source.manifest, self._reference or source.manifest)
-        if idle:
+        if fleet.cycle is None:  # else this refit is about to be refused
             self._hand_out(Load(source, source.plan(self._wish(views)).chunks))
         return source
+
+    async def ask(self, fleet: FleetView) -> None:
+        """Ask a server for its tensors' names, once, if its checkpoint cannot be read from here.
+
+        Not while a cycle is open, and none may open meanwhile: the question kills a server whose weights are
+        released. One of several ranks is asked only where the policy asks for the same anyway, with all
+        memory resident as now: if the question fails on one rank, SGLang's other ranks wait for ever.
+        """
+        views = tuple(fleet.servers.values())
+        known = self._names is not None or self._reference is not None
+        if known or fleet.cycle is not None or server_manifest(views) is not None:
+            return
+        asked = self._policy.verify.needs_checksums and not self._policy.release
+        fit = (view for view in views if can_be_asked(view) and (asked or view.capabilities.tp_size == 1))
+        view = next(fit, None)
+        if view is not None:
+            self._names = frozenset()  # whatever comes of it
+            self._names = await self._drivers[view.server].tensor_names()
+
+    def _by_names(self, manifest: Manifest) -> str:
+        """Compare the first weights by name alone, as far as that is certain; in words, what that was.
+
+        Raises:
+            ConfigError: they are not the servers' model.
+        """
+        found = departures(manifest, self._names) if self._names else None
+        if found is None:
+            return "the first weights are not compared"
+        differences = [f"Tensor {name!r} is not sent, nor its parts." for name in found.missing]
+        differences += [f"Tensor {name!r} is sent, and goes into nothing there." for name in found.unknown]
+        refuse(differences)
+        return "of the first weights only the names are compared"
 
     def _wish(self, views: Sequence[ServerView]) -> PushWish:
         policy = self._policy
@@ -145,6 +180,12 @@ class Pushes:
             source.close()
 
 
+def can_be_asked(view: ServerView) -> bool:
+    """Whether a server is in its ordinary state, with its weights resident, and can name its tensors."""
+    calm = view.state is ServerState.SERVING and view.condition is Condition.HEALTHY and view.pending is None
+    return calm and Tag.WEIGHTS in view.resident and view.capabilities.checksums
+
+
 def server_manifest(views: Iterable[ServerView]) -> Manifest | None:
     """What the servers' model consists of, by the checkpoint that they were started from.
 
@@ -162,17 +203,43 @@ def server_manifest(views: Iterable[ServerView]) -> Manifest | None:
     return None
 
 
+def check_provable(source: WeightSource, level: VerifyLevel) -> None:
+    """Whether a server's proof of these weights can be judged here.
+
+    Raises:
+        ConfigError: this source cannot say what the proof has to be.
+    """
+    if level is VerifyLevel.CONTENT and not isinstance(source, ProvesContent):
+        raise ConfigError(
+            "verify = content, and these weights have no checksums here: give torch tensors"
+            " where the servers' are, CPU or GPU, or use verify = checksum"
+        )
+    if level is VerifyLevel.SAMPLE and shown(source) is None:
+        raise ConfigError(
+            "verify = sample, and the values of these weights cannot be seen here: give torch tensors or a"
+            " checkpoint folder, or use verify = checksum"
+        )
+
+
 def check_manifest(manifest: Manifest, expected: Manifest) -> None:
     """Compare weights with the servers' model, before any byte is sent.
 
     Raises:
         ConfigError: a tensor is missing, unknown, or of another shape or number format.
     """
-    differences = manifest.differences(expected)
+    refuse([str(difference) for difference in manifest.differences(expected)])
+
+
+def refuse(differences: Sequence[str]) -> None:
+    """Refuse weights that differ from the servers' model; if there is no difference, do nothing.
+
+    Raises:
+        ConfigError: there is one.
+    """
     if differences:
-        shown = " ".join(map(str, differences[:3]))
+        shown_first = " ".join(differences[:3])
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise ConfigError(
-            f"the weights are not the servers' model: {shown}{more} Give weights of the model that the"
+            f"the weights are not the servers' model: {shown_first}{more} Give weights of the model that the"
             " servers were started from; no weights were sent."
         )

@@ -11,6 +11,7 @@ from refitfsm.cli.show import EXIT_NO, EXIT_OK, Json, Screen, key_from
 from refitfsm.drivers import dialect
 from refitfsm.drivers.answers import read
 from refitfsm.drivers.http import HttpTransport
+from refitfsm.drivers.proof import READ_BACK, unforeseen
 from refitfsm.drivers.transport import Reply, TransportError
 from refitfsm.errors import ConfigError
 from refitfsm.model.guards import GUARDS
@@ -41,6 +42,8 @@ class Findings(NamedTuple):
     misfits: tuple[str, ...]
     """Why it cannot be managed at all."""
     readiness: str
+    read_back: str
+    """Whether `verify = sample` can work, by the model's architecture."""
     missing: Mapping[str, str]
     """For each shipped policy, what it lacks; empty: it fits."""
 
@@ -77,7 +80,7 @@ async def _examine(url: str, api_key: str | None, admin_api_key: str | None) -> 
         readiness = await _readiness(transport, url, found)
     finally:
         await transport.aclose()
-    return Findings(url, found, misfits, readiness, _missing(found))
+    return Findings(url, found, misfits, readiness, _read_back(info, model), _missing(found))
 
 
 async def _ask(transport: HttpTransport, url: str, path: str) -> Reply:
@@ -137,6 +140,17 @@ async def _readiness(transport: HttpTransport, url: str, found: Capabilities | N
     return f"not ready ({reply.status}): starting, or paused by somebody; a fleet would not take it now"
 
 
+def _read_back(info: Mapping[str, object], model: Mapping[str, object]) -> str:
+    """Whether the server can read tensors back, by its words: to try would kill one that is released."""
+    named = model.get("architectures")
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    if not names:
+        return "not known: this version does not name the model's architecture"
+    if why := unforeseen(info):
+        return f"no: {why}"
+    return "yes" if READ_BACK.issuperset(names) else f"no: SGLang's {', '.join(names)} does not"
+
+
 def _missing(found: Capabilities | None) -> dict[str, str]:
     """For each shipped policy what the server lacks."""
     return {name: _lacks(policies.load(name).policy, found) for name in policies.shipped()}
@@ -156,7 +170,7 @@ def _print(screen: Screen, findings: Findings) -> None:
     found = findings.found
     screen.line(findings.url, "bold")
     if found is not None:
-        for name, value in _facts(found).items():
+        for name, value in (_facts(found) | {"reads back": findings.read_back}).items():
             screen.line(f"  {name:<15} {value}")
     screen.line(f"  {'readiness':<15} {findings.readiness}")
     for misfit in findings.misfits:
@@ -191,6 +205,7 @@ def _as_json(findings: Findings) -> dict[str, Json]:
         "capabilities": None if found is None else dict(found._asdict()),
         "ready": findings.readiness == "ready" if not findings.readiness.startswith("not asked") else None,
         "readiness": findings.readiness,
+        "read_back": findings.read_back,
         "misfits": list(findings.misfits),
         "policies": {
             policy: {"fits": not lacks and not findings.misfits, "missing": lacks}

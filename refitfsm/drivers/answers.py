@@ -28,6 +28,14 @@ class Answer(NamedTuple):
     """What the server said, short."""
 
 
+class Ended(Exception):
+    """A call ended otherwise than well; carries the observation."""
+
+    def __init__(self, observation: Observation) -> None:
+        super().__init__(observation.detail)
+        self.observation = observation
+
+
 _SAYS_SUCCESS: dict[CommandKind, Callable[[Answer], bool]] = {
     CommandKind.FLUSH: lambda answer: str(answer.value).startswith("Cache flushed"),
     CommandKind.PAUSE: lambda answer: answer.fields.get("status") == "ok",
@@ -126,3 +134,24 @@ def rank_sums(fields: Mapping[str, object]) -> tuple[RankSums, ...]:
             tp_rank = place.get("tp_rank", 0)
             found.append(RankSums(tp_rank if isinstance(tp_rank, int) else 0, sums))
     return tuple(found)
+
+
+def first_values(answer: Answer) -> tuple[float | None, ...] | None:
+    """What /get_weights_by_name has read: the first row of a matrix, or a vector as far as it was asked for.
+
+    None if the server cannot read that tensor back. A value is None where it is no finite number.
+
+    Raises:
+        Ended: it is no answer to the question.
+    """
+    if answer.status == 400 and "Get parameter by name failed" in answer.words:
+        return None
+    if answer.status != 200:
+        observation = judge(answer, CommandKind.VERIFY, EventName.VERIFIED)
+        raise Ended(observation._replace(detail=f"read back: {observation.detail}"))
+    row = answer.value
+    if isinstance(row, list) and row and isinstance(row[0], list):
+        row = row[0]
+    if not isinstance(row, list) or not all(value is None or isinstance(value, int | float) for value in row):
+        raise Ended(Observation(EventName.LOST, "read back: the answer is none of SGLang's"))
+    return tuple(row)

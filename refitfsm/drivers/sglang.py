@@ -4,12 +4,15 @@ Every call ends in an observation. The order of calls is none of its business: t
 """
 
 import asyncio
+import functools
 from collections.abc import Mapping
 
 import msgspec
 
 from refitfsm.drivers import answers, dialect, labels
+from refitfsm.drivers.answers import Ended
 from refitfsm.drivers.base import Observation, ServerGone
+from refitfsm.drivers.proof import Prover, proved
 from refitfsm.drivers.push import Aside, Load, Making, offer_and_body
 from refitfsm.drivers.readiness import POLL_FIRST_S, POLL_MAX_S, PROBE_S, mend_readiness, wait_until_up
 from refitfsm.drivers.room import Rooms, needed_bytes
@@ -17,21 +20,14 @@ from refitfsm.drivers.transport import AnswerLost, NotSent, Reply, Transport, Tr
 from refitfsm.errors import RequestFailed
 from refitfsm.model.records import Issued
 from refitfsm.model.states import Tag
-from refitfsm.model.values import DONE, NOTHING_REPORTED, Capabilities, EventName, Report, VerifyLevel
+from refitfsm.model.values import DONE, NOTHING_REPORTED, Capabilities, EventName, Report
 from refitfsm.weights.offer import Offer, RankPlace, Settled, Target
-from refitfsm.weights.proof import ProvesContent
-from refitfsm.weights.source import WeightSource
 
+SERVER_INFO = ("/server_info", "/get_server_info")
+NAMES_S = 60.0
+"""How long a server may take to name its tensors: it passes over its weights for that."""
 PROBE_PAUSES_S = (0.05, 0.2, 0.5)
 """Between the tries of a harmless read."""
-
-
-class _Ended(Exception):
-    """A call ended otherwise than well; carries the observation."""
-
-    def __init__(self, observation: Observation) -> None:
-        super().__init__(observation.detail)
-        self.observation = observation
 
 
 def _body(fields: Mapping[str, object]) -> bytes:
@@ -84,7 +80,7 @@ class SGLangDriver:
         act = getattr(self, f"_{issued.command.kind.value}")
         try:
             observation: Observation = await act(issued)
-        except _Ended as ended:
+        except Ended as ended:
             return ended.observation
         except TransportError as error:
             return await self._undelivered(error)
@@ -117,6 +113,19 @@ class SGLangDriver:
             raise RequestFailed(f"the server answered {answers.read(reply).words}")
         return reply.body
 
+    async def tensor_names(self) -> frozenset[str]:
+        """The names of the server's own tensors; none if it does not say them.
+
+        Only for a server whose weights are resident, while no command is in flight and none can begin.
+        """
+        try:
+            async with asyncio.timeout(NAMES_S):
+                await self._same_process()
+                fields = await self._prover().checksums()
+        except (Ended, TransportError, TimeoutError):
+            return frozenset()
+        return frozenset().union(*(rank.checksums for rank in answers.rank_sums(fields)))
+
     async def aclose(self) -> None:
         await self._transport.aclose()
 
@@ -134,10 +143,10 @@ class SGLangDriver:
         if answer.status == 200 and answer.fields:
             return answer.fields
         if answer.status in (401, 403):
-            raise _Ended(
+            raise Ended(
                 Observation(EventName.REFUSED, f"{answer.words}; give the server's api_key or admin_api_key")
             )
-        raise _Ended(Observation(EventName.LOST, f"GET {paths[0]} answered {answer.words}"))
+        raise Ended(Observation(EventName.LOST, f"GET {paths[0]} answered {answer.words}"))
 
     async def _call(
         self, issued: Issued, path: str, body: bytes | None, report: Report = NOTHING_REPORTED
@@ -158,19 +167,19 @@ class SGLangDriver:
         for wait_s in PROBE_PAUSES_S:
             try:
                 return await self._label()
-            except (AnswerLost, Unreachable, TimeoutError, _Ended):
+            except (AnswerLost, Unreachable, TimeoutError, Ended):
                 await asyncio.sleep(wait_s)
         try:
             return await self._label()
-        except (AnswerLost, Unreachable, TimeoutError, _Ended) as error:
+        except (AnswerLost, Unreachable, TimeoutError, Ended) as error:
             why = f"it was not sent: /model_info cannot be read ({error or 'no answer'})"
-            raise _Ended(Observation(EventName.REFUSED, why)) from error
+            raise Ended(Observation(EventName.REFUSED, why)) from error
 
     async def _same_process(self) -> None:
         """Whether the process that was enrolled still answers. Ends the command, unsent, if not."""
         found = await self._label_again()
         if found not in self._labels:
-            raise _Ended(
+            raise Ended(
                 Observation(
                     EventName.DIED,
                     f"another process answers: its weights are labelled {found!r}, not {self._labels[-1]!r};"
@@ -201,7 +210,7 @@ class SGLangDriver:
 
     async def _enrol(self, issued: Issued) -> Observation:
         try:
-            info = await self._get("/server_info", "/get_server_info")
+            info = await self._get(*SERVER_INFO)
             model = await self._get("/model_info", "/get_model_info")
             found = dialect.capabilities(info, model, allow_unknown_version=self._allow_unknown_version)
             self._check_gpus(found)
@@ -284,7 +293,7 @@ class SGLangDriver:
         why = settled.note
         try:
             observation, settled = await self._push_once(issued, load)
-        except _Ended as ended:
+        except Ended as ended:
             observation, settled = ended.observation, None
         done = settled is not None and settled.applied
         detail = f"{settled.note if settled else observation.detail} ({why})"
@@ -344,37 +353,18 @@ class SGLangDriver:
             found = await self._label()
         except TimeoutError:
             return Observation(EventName.LOST, "/model_info did not answer")
-        report = Report(version=labels.version_of(found, self._run_id))
-        said = f"the label read back is {found!r}"
-        if issued.command.level.needs_checksums:
-            fields = await self._checksums(issued)
-            report = report._replace(checksum=answers.checksum_of(fields))
-            if issued.command.level is VerifyLevel.CONTENT and self.load is not None:
-                said = f"{said}; {await self._compared(self.load.source, fields)}"
-        return Observation(EventName.VERIFIED, said, report)
-
-    async def _compared(self, source: WeightSource, fields: Mapping[str, object]) -> str:
-        """In words, that the reported checksums are those of the pushed weights. Ends the command if not."""
-        if not isinstance(source, ProvesContent):
-            raise _Ended(Observation(EventName.FAILED, "content: these weights have no checksums here"))
-        ranks, target = answers.rank_sums(fields), self._target()
-        on_cpu = self._capabilities.on_cpu
         try:
-            found = await self._aside(lambda: source.compare(ranks, target, on_cpu=on_cpu))
-        except Exception as error:
-            raise _Ended(Observation(EventName.FAILED, f"content: {error or repr(error)}")) from error
-        if found.differing or not found.compared:
-            raise _Ended(Observation(EventName.FAILED, f"content: {found.words}"))
-        return found.words
+            source = self.load and self.load.source
+            words, checksum = await proved(self._prover(), issued.command.level, source)
+        except TimeoutError:
+            return Observation(EventName.LOST, "/server_info did not answer")
+        report = Report(version=labels.version_of(found, self._run_id), checksum=checksum)
+        said = f"the label read back is {found!r}"
+        return Observation(EventName.VERIFIED, f"{said}; {words}" if words else said, report)
 
-    async def _checksums(self, issued: Issued) -> Mapping[str, object]:
-        reply = await self._transport.request("POST", "/weights_checker", _body({"action": "checksum"}))
-        answer = answers.read(reply)
-        observation = answers.judge(answer, issued.command.kind, EventName.VERIFIED)
-        if observation.event is not EventName.VERIFIED:
-            why = f"checksum: {observation.detail}; use verify = version if the server cannot make one"
-            raise _Ended(observation._replace(detail=why))
-        return answer.fields
+    def _prover(self) -> Prover:
+        server_info = functools.partial(self._get, *SERVER_INFO)
+        return Prover(self._transport, self._aside, server_info, self._target(), self._capabilities.on_cpu)
 
     async def _continue(self, issued: Issued) -> Observation:
         await self._same_process()

@@ -30,15 +30,18 @@ class VerifyLevel(StrEnum):
 
     VERSION = "version"
     """The version label is read back from the server."""
+    SAMPLE = "sample"
+    """Also, a few tensors are read back, and begin with the values that were pushed."""
     CHECKSUM = "checksum"
     """Also the checksum of the weights in memory, equal on all servers of the fleet."""
     CONTENT = "content"
-    """Also, each tensor's checksum is that of the weights that were pushed, as the sender computes it."""
+    """Also, each tensor's checksum is that of the weights that were pushed, as the sender computes it;
+    what no checksum covers is sampled."""
 
     @property
     def needs_checksums(self) -> bool:
         """Whether the server has to make checksums for it."""
-        return self is not VerifyLevel.VERSION
+        return self in (VerifyLevel.CHECKSUM, VerifyLevel.CONTENT)
 
 
 class Command(NamedTuple):

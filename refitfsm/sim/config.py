@@ -82,6 +82,8 @@ class SimConfig:
     """SGLANG_MEMORY_SAVER_CUDA_GRAPH=1: the graph pool is really released."""
     device: Literal["cuda", "cpu"] = "cuda"
     """On a CPU some actions of the weights checker do not exist."""
+    reads_back: bool = True
+    """Whether the model's code can read a tensor back: that of Llama can, that of most others cannot."""
     parameters: Parameters = field(default_factory=tiny_model)
     """The weights it starts with."""
     checkpoints: Mapping[str, Parameters] = field(default_factory=dict)

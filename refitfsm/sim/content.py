@@ -11,6 +11,8 @@ from functools import lru_cache
 from math import prod
 from typing import Final, NamedTuple
 
+from refitfsm.sim.numbers import packed, unpacked
+
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "BOOL": 1,
     "U8": 1,
@@ -97,13 +99,14 @@ def digest_of(parameters: Parameters) -> str:
 def cast(spec: TensorSpec, dtype: str) -> TensorSpec:
     """The content after a load into a parameter of another dtype.
 
-    The true values of the conversion are not computed: the result is a digest that only the same
-    source bytes in the same source dtype lead to.
+    Only the values at its beginning are converted: the digest is one that only the same source bytes in the
+    same source dtype lead to.
     """
     if spec.dtype == dtype:
         return spec
     mark = tensor_digest(f"{spec.dtype}->{dtype}:{spec.digest}".encode())
-    return TensorSpec(dtype, spec.shape, mark, b"", spec.poisoned)
+    head = packed(dtype, unpacked(spec.dtype, spec.head))[:HEAD_BYTES]
+    return TensorSpec(dtype, spec.shape, mark, head, spec.poisoned)
 
 
 def _begins_with_nan(dtype: str, head: bytes) -> bool:

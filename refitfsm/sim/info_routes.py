@@ -24,8 +24,8 @@ async def model_info(engine: Engine, request: HttpRequest) -> HttpReply:  # noqa
         "weight_version": engine.truth.version_front,
         "has_image_understanding": False,
         "has_audio_understanding": False,
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama" if engine.config.reads_back else "qwen3",
+        "architectures": ["LlamaForCausalLM" if engine.config.reads_back else "Qwen3ForCausalLM"],
     }
     if engine.profile.identity_in_model_info:
         info["served_model_name"] = engine.served_model_name

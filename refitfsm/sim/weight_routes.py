@@ -1,6 +1,5 @@
 """The calls that write, check and read weights."""
 
-import struct
 from collections.abc import Callable
 from math import prod
 from typing import Final
@@ -22,12 +21,12 @@ from refitfsm.sim.bodies import (
 )
 from refitfsm.sim.content import DTYPE_BYTES, TensorSpec, tensor_digest
 from refitfsm.sim.engine import Engine
+from refitfsm.sim.numbers import unpacked
 from refitfsm.sim.payload import Lru, is_base64
 from refitfsm.sim.truth import Fatal
 from refitfsm.sim.wire import HttpReply, HttpRequest, error_reply, invalid_body, json_reply, outcome
 
 _bodies: Final[Lru[bytes, tuple[UpdateFromTensor, int | None]]] = Lru(entries=8, weight=256 << 20)
-_FORMATS: Final = {"F16": "e", "F32": "f", "F64": "d", "I8": "b", "U8": "B", "I32": "i", "I64": "q"}
 _NO_CUDA: Final = "Torch not compiled with CUDA enabled"
 
 
@@ -202,18 +201,18 @@ def _compare(engine: Engine) -> HttpReply:
 
 
 async def get_weights(engine: Engine, request: HttpRequest) -> HttpReply:
-    """/get_weights_by_name: the first rows of a tensor as numbers."""
+    """/get_weights_by_name: the first rows of a tensor. What it has no name for it does not touch."""
     body = decode(request, GetWeights)
     if isinstance(body, HttpReply):
         return body
 
     def act() -> HttpReply:
+        if not engine.config.reads_back or body.name not in engine.config.parameters:
+            return error_reply("Get parameter by name failed")
         try:
             engine.truth.touch_weights("get_weights_by_name")
         except Fatal as fatal:
             engine.scheduler.fail(fatal)
-            return error_reply("Get parameter by name failed")
-        if body.name not in engine.config.parameters:
             return error_reply("Get parameter by name failed")
         target = engine.config.parameters[body.name]
         stored = engine.truth.weights.tensor(body.name)
@@ -226,7 +225,8 @@ def _rows(spec: TensorSpec, limit: int) -> list[object]:
     """The rows whose bytes are known, zeros where none are, as nested lists."""
     width = prod(spec.shape[1:])
     rows = min(limit, spec.shape[0] if spec.shape else 1)
-    cells = _cells(spec, rows * width) or [0.0] * (rows * width)
+    known = unpacked(spec.dtype, spec.head[: rows * width * DTYPE_BYTES[spec.dtype]])
+    cells = known or [0.0] * (rows * width)
     whole = len(cells) // width if width else 0
     if len(spec.shape) < 2:
         return list(cells)
@@ -238,13 +238,3 @@ def _nest(cells: list[float], shape: tuple[int, ...]) -> list[object]:
         return list(cells)
     width = prod(shape[1:])
     return [_nest(cells[at * width : (at + 1) * width], shape[1:]) for at in range(shape[0])]
-
-
-def _cells(spec: TensorSpec, count: int) -> list[float]:
-    item = DTYPE_BYTES[spec.dtype]
-    known = min(count, len(spec.head) // item)
-    raw = spec.head[: known * item]
-    if spec.dtype == "BF16":
-        return [struct.unpack("<f", b"\0\0" + raw[at : at + 2])[0] for at in range(0, len(raw), 2)]
-    code = _FORMATS.get(spec.dtype)
-    return [float(value) for value in struct.unpack(f"<{known}{code}", raw)] if code else []

@@ -28,6 +28,8 @@ class Expectation(NamedTuple):
     """By the server's names. If none is unknown, `hashing.overall` of them is its `per_gpu_checksum`."""
     unknown: tuple[str, ...]
     """The server's tensors of which this process cannot say what they are made from."""
+    uncovered: tuple[str, ...] = ()
+    """What was pushed and none of `checksums` is made from, by its own names."""
 
 
 def expect(
@@ -57,7 +59,9 @@ def expect(
     for name in large:
         del parts[name]
     checksums = dict(zip(parts, hash_all(list(parts.values())), strict=True))
-    return Expectation(checksums, (*derivation.unknown, *large))
+    covered = {piece.name for name in parts for piece in derivation.recipes[name].pieces}
+    uncovered = tuple(name for name in named if name not in covered)
+    return Expectation(checksums, (*derivation.unknown, *large), uncovered)
 
 
 def compare(expectation: Expectation, reported: Mapping[str, str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ unknown, since a guess would accuse a server that is right.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from refitfsm.weights.errors import WeightsError
@@ -89,6 +89,35 @@ def derive(manifest: Manifest, server_names: Iterable[str], server: Server = ONE
     return Derivation(found, tuple(name for name in names if name not in found))
 
 
+class Departures(NamedTuple):
+    """Where the names that are sent are not those of a server's model, as far as that is certain."""
+
+    missing: tuple[str, ...] = ()
+    """The server's weights that are made from nothing that is sent."""
+    unknown: tuple[str, ...] = ()
+    """What is sent and goes into none of them."""
+
+
+def departures(manifest: Manifest, server_names: Iterable[str]) -> Departures | None:
+    """Compare names alone, before anything is sent. None where the names tell nothing for certain.
+
+    So it is for a server that has other weights than those of the models known here, or most of whose weights
+    seem to be missing: then SGLang may know what is sent by other names.
+    """
+    names = tuple(server_names)
+    deriver = _Deriver(manifest, names, ONE_RANK)
+    made = {name: deriver.sources(name) for name in names if _kind(name) == "weight"}
+    if not made or not all(made.values()):
+        return None
+    missing = tuple(name for name, parts in made.items() if deriver.specs.keys().isdisjoint(parts))
+    if 2 * len(missing) > len(made):
+        return None
+    used = {part for parts in made.values() for part in parts}
+    layers = {name.split(".")[2] for name in made if _LAYER.fullmatch(name)}
+    unknown = (name for name in deriver.specs if name not in used and deriver.is_of_layer(name, layers))
+    return Departures(missing, tuple(unknown))
+
+
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _VOCABULARY_ROWS = 64
 """Embeddings are padded to a multiple of this, and to shares of one size; with zeros."""
@@ -125,6 +154,23 @@ class _Deriver:
         alike = len({(spec.dtype, spec.shape[1:]) for spec in specs}) == 1 and specs[0].dtype in _FLOATS
         sound = alike and specs[0].shape and self.quantised.isdisjoint(map(_module, (name, *sources)))
         return rule(self, specs) if sound else None
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """What the server's weight `name` is made from, sent or not; nothing if that is not known."""
+        layer = _LAYER.fullmatch(name)
+        path = layer[1] if layer else _module(name)
+        if path not in _SAME and path not in _FUSED:
+            return ()
+        return tuple(self._how(name)[0]) or (name,)
+
+    def is_of_layer(self, name: str, layers: Container[str]) -> bool:
+        """Whether a name that is sent must be of use to a server with these layers.
+
+        Not all is: experts may be joined with others, and whole layers be for another model beside this one.
+        """
+        layer = _LAYER.fullmatch(name)
+        known = layer is not None and layer[1] in _SENT and "expert" not in layer[1]
+        return known and _kind(name) == "weight" and name.split(".")[2] in layers
 
     def _how(self, name: str) -> "tuple[Sequence[str], _Rule | None]":
         """The names that a tensor is made from, and the rule."""

@@ -22,15 +22,17 @@ class Comparison(NamedTuple):
     unknown: tuple[str, ...]
     """Tensors of which it is not known what they are made from; they were not compared."""
     compared: int
+    uncovered: tuple[str, ...] = ()
+    """What was pushed and is in no tensor that was compared, by its own names."""
 
     @property
     def words(self) -> str:
         """In one line."""
         if self.differing:
-            return f"{_some(self.differing)} differ from what was pushed"
+            return f"{some(self.differing)} differ from what was pushed"
         if not self.compared:
-            return f"nothing could be compared: it is not known what {_some(self.unknown)} are made from"
-        left = f", {_some(self.unknown)} not compared" if self.unknown else ""
+            return f"nothing could be compared: it is not known what {some(self.unknown)} are made from"
+        left = f", {some(self.unknown)} not compared" if self.unknown else ""
         return f"{self.compared} tensors have the checksums of what was pushed{left}"
 
 
@@ -50,6 +52,7 @@ class ProvesContent(Protocol):
         ...
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Names in words, the first few of many."""
     shown = ", ".join(names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

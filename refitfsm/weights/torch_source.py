@@ -200,6 +200,7 @@ class TorchSource:
         places = {place.tp_rank: place for place in target.ranks}
         differing: set[str] = set()
         unknown: set[str] = set()
+        uncovered: set[str] = set()
         compared = 0
         for rank in ranks:
             replica = replica_of(self._replicas, places[rank.tp_rank])
@@ -217,8 +218,22 @@ class TorchSource:
             )
             differing.update(compare(made, rank.checksums))
             unknown.update(made.unknown)
+            uncovered.update(made.uncovered)
             compared += len(made.checksums)
-        return Comparison(tuple(sorted(differing)), tuple(sorted(unknown)), compared)
+        left = tuple(spec.name for spec in self.manifest.tensors if spec.name in uncovered)
+        return Comparison(tuple(sorted(differing)), tuple(sorted(unknown)), compared, left)
+
+    def head(self, name: str, count: int) -> tuple[float, ...]:
+        """See `ShowsValues.head`."""
+        tensors = self._replicas[0].tensors if self._replicas else {}
+        if name not in tensors:
+            raise WeightsError(
+                f"there is no tensor {name!r} here: take names from the manifest of an open source"
+            )
+        tensor = tensors[name].detach()
+        width = max(1, tensor[0].numel()) if tensor.dim() and len(tensor) else 1
+        rows = tensor[: -(-count // width)] if tensor.dim() else tensor
+        return tuple(rows.reshape(-1)[:count].double().tolist())
 
     def release(self) -> None:
         """See `WeightSource.release`."""

@@ -21,6 +21,7 @@ from refitfsm.weights.manifest import Manifest, TensorSpec
 from refitfsm.weights.offer import BytesOffer, Offer, Target
 from refitfsm.weights.payload import cpu_payload
 from refitfsm.weights.plan import ChunkPlan, PushPlan, PushWish, plan_list
+from refitfsm.weights.readback import values_of
 
 RUN = "test"
 CHUNK_BYTES = 20_000
@@ -51,6 +52,10 @@ class TinySource:
     def offer(self, chunk: ChunkPlan, target: Target) -> Offer:
         TinySource.reads += 1
         return BytesOffer((_encoded(self.seed, chunk.names),) * len(target.ranks))
+
+    def head(self, name: str, count: int) -> tuple[float, ...]:
+        dtype, _, data = tiny_tensors(self.seed)[name]
+        return values_of(dtype, data, count)
 
     def release(self) -> None: ...
 

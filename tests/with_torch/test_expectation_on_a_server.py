@@ -212,7 +212,7 @@ def test_tensors_that_cannot_be_hashed_are_refused() -> None:
     """The message names the tensor; nothing is expected of a server that names nothing."""
     with pytest.raises(WeightsError, match="tensor 'x' is not contiguous: give"):
         expect({"x": torch.zeros(2, 3).T}, [])
-    assert expect({"model.norm.weight": torch.ones(3)}, []) == Expectation({}, ())
+    assert expect({"model.norm.weight": torch.ones(3)}, []) == Expectation({}, (), ("model.norm.weight",))
     assert expect({}, ["x"]) == Expectation({}, ("x",))
     name = "model.norm.weight"
     assert expect({name: torch.ones(3)}, [name]).checksums == {name: hash_cpu(torch.ones(3))}

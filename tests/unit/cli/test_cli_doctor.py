@@ -30,6 +30,18 @@ def test_without_the_saver_always_on_is_left(cli: Cli, sim: Simulated) -> None:
     assert "--enable-memory-saver" in policies["colocated"]["missing"]
 
 
+@pytest.mark.parametrize(
+    ("reads_back", "said"), [(True, "yes"), (False, "no: SGLang's Qwen3ForCausalLM does not")]
+)
+def test_it_says_whether_a_sample_can_be_read_back(
+    cli: Cli, sim: Simulated, reads_back: bool, said: str
+) -> None:
+    """By the model's architecture, not by trying."""
+    url = sim.start(SimConfig(reads_back=reads_back))
+    assert cli("doctor", "--server", url, "--json").object["read_back"] == said
+    assert f"reads back      {said}\n" in cli("doctor", "--server", url).out
+
+
 def test_a_version_without_ready_is_not_probed(cli: Cli, sim: Simulated) -> None:
     """Where there is no /ready its question is left open: /health would run a token."""
     url = sim.start(SimConfig(sglang_version="0.5.12"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitfsm.drivers.answers import judge, read
+from refitfsm.drivers.answers import Ended, first_values, judge, read
 from refitfsm.drivers.labels import label, origin, stamp, version_of
 from refitfsm.drivers.transport import Reply
 from refitfsm.model.values import DONE, CommandKind, EventName
@@ -81,3 +81,36 @@ def test_labels_keep_what_they_replace() -> None:
     assert stamp("run1", "http://a:1", "x") != stamp("run1", "http://b:1", "x")
     for odd in ("", "refitfsm", "refitfsm:run1", "refitfsm:run1:x", "a:b:c:d:e", "refitfsm:run1:²"):
         assert version_of(odd, "run1") == -1
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "values"),
+    [
+        (200, b"[[1.0,-2.5,null],[3,4,5]]", (1.0, -2.5, None)),
+        (200, b"[1.0,2]", (1.0, 2)),
+        (200, b"[]", ()),
+        (400, b'{"error":{"message":"Get parameter by name failed"}}', None),
+    ],
+)
+def test_values_that_are_read_back(status: int, body: bytes, values: tuple[float | None, ...] | None) -> None:
+    """Of a matrix the first row, of a vector all that came; nothing where SGLang cannot read it back."""
+    assert first_values(read(Reply(status, body))) == values
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "event"),
+    [
+        (200, b"{}", EventName.LOST),
+        (200, b'["a"]', EventName.LOST),
+        (200, b"[[[1.0]]]", EventName.LOST),
+        (502, b"", EventName.LOST),
+        (400, b'{"object":"error","message":"name missing"}', EventName.REFUSED),
+        (401, b'{"error":"Unauthorized"}', EventName.REFUSED),
+        (500, b"Internal Server Error", EventName.FAILED),
+    ],
+)
+def test_anything_else_that_is_read_back_ends_the_proof(status: int, body: bytes, event: EventName) -> None:
+    """A stranger's answer proves nothing, and accuses nobody of other weights."""
+    with pytest.raises(Ended, match="read back: ") as ended:
+        first_values(read(Reply(status, body)))
+    assert ended.value.observation.event is event

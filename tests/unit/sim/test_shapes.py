@@ -1,10 +1,15 @@
 """The shapes of answers that no scenario covers: routes, methods, keys, and what only asks."""
 
+import asyncio
 import json
+import math
+import struct
 
 import pytest
 
+from refitfsm.sim.content import cast, tiny_model
 from refitfsm.sim.loop import run
+from refitfsm.sim.numbers import packed, unpacked
 from refitfsm.sim.server import request_of
 from refitfsm.sim.wire import HttpReply
 
@@ -183,6 +188,45 @@ def test_values_of_a_tensor_are_read_back() -> None:
         )
         assert len(norm) == 8
         assert any(norm)
+
+    run(main())
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F64"])
+def test_converted_values_are_read_back(dtype: str) -> None:
+    """A server that holds another number format reads back what its conversion made of what was pushed."""
+
+    async def main() -> None:
+        given = tiny_model(1)["lm_head.weight"]
+        client = Client(parameters={"lm_head.weight": cast(given, dtype)})
+        body = {"name": "lm_head.weight", "truncate_size": 1}
+        (row,) = json.loads((await client.call("POST", "/get_weights_by_name", body)).body)
+        assert row == list(struct.unpack("<8f", given.head[:32]))  # few digits: exact in all of these
+
+    run(main())
+
+
+def test_numbers_are_rounded_to_the_nearest() -> None:
+    """Ties go to the even one, too large a number becomes infinite, and NaN stays one."""
+    assert unpacked("BF16", packed("BF16", [1 / 3, 1 + 2**-8, 1 + 3 * 2**-8])) == [0.333984375, 1.0, 1.015625]
+    assert unpacked("F16", packed("F16", [1e6, -1e6, 0.5])) == [math.inf, -math.inf, 0.5]
+    assert all(math.isnan(unpacked(dtype, packed(dtype, [math.nan]))[0]) for dtype in ("BF16", "F16", "F32"))
+    assert (packed("I8", [1.0]), unpacked("C64", b"12345678")) == (b"", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "reads_back", "dies"), [("x", True, False), (None, False, False), (None, True, True)]
+)
+def test_reading_back_touches_only_what_it_finds(name: str | None, reads_back: bool, dies: bool) -> None:
+    """Released weights kill whoever reads them; a name or a model that has nothing to read does not."""
+
+    async def main() -> None:
+        client = Client(reads_back=reads_back)
+        await client.post("/release_memory_occupation", {"tags": ["weights"]})
+        body = {"name": name or "lm_head.weight"}
+        assert await client.post("/get_weights_by_name", body) == 400
+        await asyncio.sleep(6)
+        assert client.truth.alive is not dies
 
     run(main())
 
