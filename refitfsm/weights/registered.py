@@ -8,7 +8,7 @@ memory that it writes to; a push that it turns down is followed by one of everyt
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 LET_GO_S = 0.5
 """How long to wait for a loader that says it has let go."""
 
-Lie: TypeAlias = tuple[object, ...]
-"""Address, shape, strides and number format of a tensor: as long as they stay, a mapping shows it."""
+Lies: TypeAlias = Sequence[Mapping[str, tuple[object, ...]]]
+"""How the tensors of each replica lie, by name: as long as they stay so, a mapping shows them."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _Registration:
     secret: str
     controls: "tuple[torch.Tensor, ...]"
     """A block of control words for each rank."""
-    lies: Sequence[Lie]
+    lies: Lies
     """How the tensors lie that the server has mapped."""
     lease: Lease
     seq: int = 1
@@ -111,7 +111,7 @@ class Registrations:
         self._why_full: dict[tuple[str, str], str] = {}
         """Servers, with their start, whose loading cannot be replayed, and why."""
 
-    def offer(self, target: Target, lies: Sequence[Lie]) -> Offer:
+    def offer(self, target: Target, lies: Lies) -> Offer:
         """A word if the server is registered; else everything, to be kept. `lies` says how all tensors lie.
 
         Raises:
@@ -152,7 +152,7 @@ class Registrations:
         self,
         target: Target,
         chosen: Sequence[Replica],
-        lies: Sequence[Lie],
+        lies: Lies,
         why: str,
         former: _Registration | None = None,
     ) -> RegisteredOffer:

@@ -132,9 +132,17 @@ class TorchSource:
             if self._shares and isinstance(replica.memory, HostMemory):
                 replica.memory.settle_in(replica.tensors.values())
 
-    def _look(self) -> "list[tuple[object, ...]]":
-        """How every tensor lies, to see whether anything is other than when it was checked."""
-        return [lie(tensor) for replica in self._replicas for tensor in replica.tensors.values()]
+    def _look(self) -> "list[dict[str, tuple[object, ...]]]":
+        """How each replica's tensors lie, to see whether any is other than when it was checked."""
+        return [{name: lie(t) for name, t in replica.tensors.items()} for replica in self._replicas]
+
+    def _require_unmoved(self, names: Iterable[str]) -> None:
+        for lies, replica in zip(self._lies, self._replicas, strict=True):
+            for name in names:
+                if lie(replica.tensors[name]) != lies[name]:
+                    raise WeightsError(
+                        f"tensor {name!r} was moved since the push was planned: keep it until the refit ends"
+                    )
 
     def _read_again(self) -> None:
         """Take tensors as they are now, and check them where they are not as they were.
@@ -162,10 +170,7 @@ class TorchSource:
         """See `WeightSource.offer`."""
         if self._closed:
             raise WeightsError("the tensors of this source were let go: make a new source for each refit")
-        if self._look() != self._lies:
-            raise WeightsError(
-                "tensors were moved since the push was planned: keep them until the refit ends"
-            )
+        self._require_unmoved(chunk.names)
         self._ledger.write_off_earlier(target)
         if self._by_bytes:
             return BytesOffer((self._bytes_entry(chunk),) * len(target.ranks))

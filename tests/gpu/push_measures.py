@@ -1,16 +1,16 @@
-"""The parts of `push_benchmark`: one push, one way of pushing, colocated cycles, many pushes."""
+"""The parts of `push_benchmark` that push: one push, and one way of pushing."""
 
-import asyncio
+import base64
+import pickle
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pynvml
 import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-from refitfsm import Fleet, ServerSpec
 from refitfsm.drivers.http import HttpTransport
 from refitfsm.drivers.push import offer_and_body
 from refitfsm.weights.offer import RankPlace, Target
@@ -159,6 +159,33 @@ async def variant(
     }
 
 
+class Rebuilt:
+    """A tensor as torch shares it, with the GPU's UUID where SGLang wants it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        given = reduce_tensor(tensor)[1]
+        self._arguments = (*given[:6], gpu_uuid(tensor.device.index), *given[7:])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return rebuild_cuda_tensor, self._arguments
+
+
+def careless(url: str, weights: Weights) -> Row:
+    """What trainers write by hand: a connection and a request for each tensor, made by torch alone."""
+    weights.fill(1)
+    began = time.perf_counter()
+    for name in weights.replicas[0]:
+        pickled = [pickle.dumps([(name, Rebuilt(tensors[name]))]) for tensors in weights.replicas]
+        entries = [base64.b64encode(each).decode() for each in pickled]
+        call(url, "/update_weights_from_tensor", {"serialized_named_tensors": entries, "flush_cache": False})
+        torch.cuda.synchronize()
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
+    seconds = time.perf_counter() - began
+    row: Row = {"name": "tensor, by hand", "seconds": [seconds], "median_s": seconds, "extra_bytes": 0}
+    return row | {"parts_s": {}, "open_leases": 0, "content": checksums(url)}
+
+
 async def plainest(url: str, weights: Weights, wish: PushWish) -> tuple[Row, Expected]:
     """One push a tensor, twice: what it takes, and the checksums that all other ways are compared with."""
     transport = HttpTransport(url)
@@ -174,56 +201,3 @@ async def plainest(url: str, weights: Weights, wish: PushWish) -> tuple[Row, Exp
     row: Row = {"name": "tensor", "seconds": totals, "median_s": statistics.median(totals), "parts_s": parts}
     row |= {"extra_bytes": 0, "open_leases": len(weights.source.open_leases), "content_right": True}
     return row, expected
-
-
-async def cycles(urls: list[str], weights: Weights, count: int, expected: Expected) -> Row:
-    """Colocated cycles through the fleet: release, refit, with the weights changed in between."""
-    specs = [ServerSpec(url, weights.gpus) for url in urls]
-    policy = Path(__file__).with_name("colocated_registered.toml")
-    rows = []
-    async with Fleet.connect(specs, policy=policy) as fleet:
-        for version in range(1, count + 1):
-            full = used_bytes()
-            released = await fleet.release()
-            empty = used_bytes()
-            seed = 1 + version % 2
-            weights.fill(seed)
-            refit = await fleet.refit(weights.source, version)
-            phases = {
-                **{f"{kind} (release)": seconds for kind, seconds in released.phases_s.items()},
-                **{f"{kind} (refit)": seconds for kind, seconds in refit.phases_s.items()},
-            }
-            seconds = released.seconds + refit.seconds
-            rows.append(
-                {
-                    "seconds": seconds,
-                    "release_s": released.seconds,
-                    "refit_s": refit.seconds,
-                    "phases_s": phases,
-                    "controller_share": 1 - sum(phases.values()) / seconds,
-                    "freed_bytes": full - empty,
-                    "content_right": [
-                        await asyncio.to_thread(checksums, url) == expected[seed] for url in urls
-                    ],
-                }
-            )
-            answer = await fleet.generate([5, 6, 7], {"temperature": 0, "max_new_tokens": 4})
-            assert answer.version == version
-    return {"servers": len(urls), "cycles": rows}
-
-
-async def many(url: str, weights: Weights, wish: PushWish, count: int) -> Row:
-    """Memory and handles after many pushes."""
-    source = weights.source
-    transport = HttpTransport(url)
-    try:
-        await push(transport, url, weights, wish)
-        source.release()
-        before = (used_bytes(), torch.cuda.memory_allocated(), len(source.open_leases))
-        for _ in range(count):
-            await push(transport, url, weights, wish)
-        source.release()
-        after = (used_bytes(), torch.cuda.memory_allocated(), len(source.open_leases))
-    finally:
-        await transport.aclose()
-    return {"strategy": wish.strategy, "pushes": count, "before": before, "after": after}
