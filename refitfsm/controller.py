@@ -172,14 +172,13 @@ class Controller:
 
     def _check(self, decision: Decision) -> None:
         """Judge again, and check the laws wherever something changed."""
-        serving = decision.fleet.serving_version
         for record in decision.records:
             if isinstance(record, ServerRecord):
                 self._referee.check(record)
-                law = broken((record.after,), record.facts.serving_version)
+                law = broken((record.after,), record.facts)
             else:
                 moved = record.turn is Turn.COMMITTED
-                law = broken(decision.fleet.servers.values(), serving) if moved else None
+                law = broken(decision.fleet.servers.values(), decision.fleet.facts) if moved else None
             if law is not None:
                 raise InvariantViolation(law)
 

@@ -28,6 +28,8 @@ class CycleAudit:
         self.rules = rules
         self.views = views
         self.serving = 0
+        self.serving_push = 0
+        """The cycle that pushed what is served."""
         self.cycle: Cycle | None = None
         self._staged = 0
         """The last cycle that staged weights."""
@@ -114,6 +116,8 @@ class CycleAudit:
         if cycle.phase is not Phase.WORKING:
             raise Broken("a cycle commits once")
         self._advance(record, at_s, Phase.COMMITTED)
+        pushed = {Goal.REFIT: cycle.id, Goal.COMMIT: self._staged}
+        self.serving_push = pushed.get(cycle.goal, self.serving_push)
         if record.serving_after != cycle.version:
             raise Broken(f"cycle {cycle.id} commits version {cycle.version}, not {record.serving_after}")
         ready = [self.views[name] for name in sorted(cycle.members - cycle.failed_servers)]

@@ -164,12 +164,12 @@ class _Auditor:
         if record.before != known:
             raise Broken(f"{record.server}: the state before is not the state after its last record")
         cycles = self.cycles
-        facts = Facts(cycles.serving, cycles.cycle.id if cycles.cycle else 0)
+        facts = Facts(cycles.serving, cycles.cycle.id if cycles.cycle else 0, cycles.serving_push)
         if record.facts != facts:
             raise Broken(f"{record.server}: the fleet's facts were {facts}, not {record.facts}")
         self._judge(record)
         cycles.see(record, self.at_s)
-        law = broken((record.after,), cycles.serving)
+        law = broken((record.after,), facts)
         if law:
             raise Broken(f"{record.server}: {law}")
         self.views[record.server] = record.after

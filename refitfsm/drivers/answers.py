@@ -74,6 +74,8 @@ def judge(
         return _of_200(answer, kind, Observation(done, "", report))
     if answer.status == 400 and kind is CommandKind.BEGIN and "already open" in answer.words:
         return Observation(EventName.REFUSED, answer.words, Report(session_open=True))
+    if answer.status == 400 and kind is CommandKind.END and "no weight-update session" in answer.words:
+        return Observation(EventName.REFUSED, answer.words, Report(session_closed=True))
     if 400 <= answer.status < 500 and not _wrote(answer, kind):
         return Observation(EventName.REFUSED, _with_remedy(answer))
     return Observation(EventName.FAILED, answer.words)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from refitfsm.model.states import Condition, Gate, ServerState
+from refitfsm.model.states import Condition, ContentKind, Gate, ServerState
 from refitfsm.model.values import Facts, ServerView
 
 
@@ -84,6 +84,8 @@ class FleetView(NamedTuple):
     last_cycle: int = 0
     staged: int = 0
     """The last cycle that staged weights, or 0. A server holds them while its content is of that cycle."""
+    serving_push: int = 0
+    """The cycle that pushed the weights that the fleet serves; 0: it serves what servers start with."""
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "FleetView":
@@ -92,7 +94,14 @@ class FleetView(NamedTuple):
 
     @property
     def facts(self) -> Facts:
-        return Facts(self.serving_version, self.cycle.id if self.cycle else 0)
+        return Facts(self.serving_version, self.cycle.id if self.cycle else 0, self.serving_push)
+
+
+def holds_served(view: ServerView, facts: Facts) -> bool:
+    """Whether a server's weights, whole, are those that its fleet serves: of that version and that push."""
+    content = view.content
+    served = (facts.serving_version, facts.serving_push)
+    return content.kind is ContentKind.COMPLETE and (content.version, content.cycle) == served
 
 
 def holds_staged(view: ServerView, cycle: int, version: int) -> bool:

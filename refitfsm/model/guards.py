@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from refitfsm.model.commands import COMMANDS, LostMeans
+from refitfsm.model.fleet import holds_served
 from refitfsm.model.states import Condition, ContentKind, Gate, Tag
 from refitfsm.model.values import DONE, CommandKind, Event, EventName, Facts, ServerView
 
@@ -185,8 +186,8 @@ def version_is_newer(_view: ServerView, event: Event, facts: Facts) -> bool:
 def version_is_committed(view: ServerView, event: Event, facts: Facts) -> bool:
     return (
         event.command is not None
-        and event.command.version == view.content.version == facts.serving_version
-        and view.content.kind is ContentKind.COMPLETE
+        and event.command.version == facts.serving_version
+        and holds_served(view, facts)
         and view.content.proved
     )
 
@@ -245,6 +246,15 @@ def refusal_is_of_an_open_session(view: ServerView, event: Event, _facts: Facts)
         view.pending is not None
         and view.pending.command.kind is CommandKind.BEGIN
         and event.report.session_open
+    )
+
+
+@_guard("the refusal has another reason: the cycle decides")
+def refusal_is_of_a_closed_session(view: ServerView, event: Event, _facts: Facts) -> bool:
+    return (
+        view.pending is not None
+        and view.pending.command.kind is CommandKind.END
+        and event.report.session_closed
     )
 
 

@@ -8,14 +8,15 @@ every record of a journal.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from refitfsm.model.fleet import holds_served
 from refitfsm.model.states import ALL_TAGS, Condition, ContentKind, Gate, ServerState, Tag
-from refitfsm.model.values import CommandKind, ServerView
+from refitfsm.model.values import CommandKind, Facts, ServerView
 
-ServerLaw = Callable[[ServerView, int], bool]
+ServerLaw = Callable[[ServerView, Facts], bool]
 
 
 class Law(NamedTuple):
-    """A law over one server's view and the version that its fleet serves."""
+    """A law over one server's view and the facts of its fleet."""
 
     name: str
     holds: ServerLaw
@@ -35,26 +36,24 @@ def _implies(premise: bool, conclusion: bool) -> bool:
 LAWS: tuple[Law, ...] = (
     Law(
         "only_the_fleets_version_serves",
-        lambda view, serving: _implies(
-            _serves(view), view.content.kind is ContentKind.COMPLETE and view.content.version == serving
-        ),
-        "A server whose gate is open, or that is told to go on, holds the version that the fleet serves.",
+        lambda view, facts: _implies(_serves(view), holds_served(view, facts)),
+        "A server whose gate is open, or that is told to go on, holds the weights that the fleet serves.",
     ),
     Law(
         "only_proved_content_serves",
-        lambda view, _s: _implies(_serves(view), view.content.proved),
+        lambda view, _f: _implies(_serves(view), view.content.proved),
         "No server is admitted on the word of a 200: its content was verified since the last write.",
     ),
     Law(
         "no_stale_cache_serves",
-        lambda view, _s: _implies(
+        lambda view, _f: _implies(
             _serves(view), view.kv_epoch is None or view.kv_epoch == view.content.version
         ),
         "The cache of a serving server is empty or made by the weights that serve.",
     ),
     Law(
         "only_resident_servers_serve",
-        lambda view, _s: _implies(
+        lambda view, _f: _implies(
             _serves(view) or view.state in (ServerState.SERVING, ServerState.KV_REBUILT),
             view.resident == ALL_TAGS,
         ),
@@ -62,7 +61,7 @@ LAWS: tuple[Law, ...] = (
     ),
     Law(
         "an_open_gate_means_serving",
-        lambda view, _s: _implies(
+        lambda view, _f: _implies(
             view.gate is not Gate.CLOSED,
             view.state is ServerState.SERVING and view.condition is Condition.HEALTHY,
         ),
@@ -70,17 +69,17 @@ LAWS: tuple[Law, ...] = (
     ),
     Law(
         "a_released_server_is_paused",
-        lambda view, _s: _implies(bool(view.released), view.paused),
+        lambda view, _f: _implies(bool(view.released), view.paused),
         "A server of which anything is released is paused: a stranger's probe waits instead of killing it.",
     ),
     Law(
         "a_tag_is_in_one_place",
-        lambda view, _s: not view.resident & view.released,
+        lambda view, _f: not view.resident & view.released,
         "No tag is believed resident and released at once.",
     ),
     Law(
         "released_weights_are_undefined",
-        lambda view, _s: _implies(
+        lambda view, _f: _implies(
             Tag.WEIGHTS in view.released and not view.capabilities.weights_backup,
             view.content.kind is ContentKind.UNDEFINED,
         ),
@@ -88,17 +87,17 @@ LAWS: tuple[Law, ...] = (
     ),
     Law(
         "no_rebuild_on_unproved_weights",
-        lambda view, _s: _implies(view.state is ServerState.KV_REBUILT, view.content.proved),
+        lambda view, _f: _implies(view.state is ServerState.KV_REBUILT, view.content.proved),
         "The cache is rebuilt only on proved weights: a failed push never leads to a KV resume.",
     ),
     Law(
         "a_session_keeps_the_server_staged",
-        lambda view, _s: _implies(view.session != 0, view.state is ServerState.WEIGHTS_STAGED),
+        lambda view, _f: _implies(view.session != 0, view.state is ServerState.WEIGHTS_STAGED),
         "While a weight-update session is open the server is in weights_staged.",
     ),
     Law(
         "an_offline_server_holds_nothing",
-        lambda view, _s: _implies(
+        lambda view, _f: _implies(
             view.state is ServerState.OFFLINE,
             not view.resident and not view.released and view.content.kind is ContentKind.UNDEFINED,
         ),
@@ -106,12 +105,12 @@ LAWS: tuple[Law, ...] = (
     ),
     Law(
         "a_suspect_is_left_alone",
-        lambda view, _s: _implies(view.condition is Condition.SUSPECT, view.pending is None),
+        lambda view, _f: _implies(view.condition is Condition.SUSPECT, view.pending is None),
         "Nothing is sent to a server of which it is not known what it did last.",
     ),
     Law(
         "a_rebuilt_cache_is_empty",
-        lambda view, _s: _implies(
+        lambda view, _f: _implies(
             view.state is ServerState.KV_REBUILT and view.paused, view.kv_epoch is None
         ),
         "kv_rebuilt means resident and confirmed clean.",
@@ -120,10 +119,10 @@ LAWS: tuple[Law, ...] = (
 """Every law. Each is over one view, so it is checked only where something changed."""
 
 
-def broken(views: Iterable[ServerView], serving_version: int) -> str | None:
+def broken(views: Iterable[ServerView], facts: Facts) -> str | None:
     """The first law that does not hold, as a sentence, or None."""
     for view in views:
         for law in LAWS:
-            if not law.holds(view, serving_version):
+            if not law.holds(view, facts):
                 return f"{law.name}: {law.says} Broken by {view}"
     return None

@@ -114,6 +114,13 @@ ROWS: tuple[Row, ...] = (
         "A session was left open by somebody who is gone: it is ended, then ours begins.",
         STAGED,
     ),
+    *take(
+        STAGED,
+        E.REFUSED,
+        (*_EXPECTED, "refusal_is_of_a_closed_session"),
+        ("note_session_end", "spoil_content", *_OK),
+        "Somebody ended it before us, and what else they did is not known: the weights are pushed anew.",
+    ),
     *take(EVERYWHERE, E.REFUSED, _EXPECTED, ("drop_command",), "Nothing changed; the cycle decides."),
     *take(
         ONLINE,

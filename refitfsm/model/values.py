@@ -216,6 +216,8 @@ class Report(NamedTuple):
     """enrolled: the server says that it is paused."""
     session_open: bool = False
     """refused: the server says that a weight-update session is open already."""
+    session_closed: bool = False
+    """refused: the server says that no weight-update session is open."""
     version: int = -1
     """verified: the version that the label read back stands for; -1: none of ours."""
     checksum: str = ""
@@ -251,3 +253,7 @@ class Facts(NamedTuple):
     """The version that the fleet serves; moves only at a fleet commit."""
     cycle: int = 0
     """The open cycle, or 0."""
+    serving_push: int = 0
+    """The cycle that pushed the weights that the fleet serves; 0: it serves what servers start with.
+
+    Other weights may have been pushed under the same version, by a cycle that did not commit."""

@@ -260,7 +260,7 @@ class _Plan:
     def _may_go_back(self, view: ServerView) -> bool:
         """A server whose weights were not touched serves again, the one that failed too if it can."""
         held = self.rules.on_failure is FailurePolicy.HOLD
-        return not held and usable(view) and can_go_back(view, self.fleet.serving_version)
+        return not held and usable(view) and can_go_back(view, self.fleet.facts)
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -316,6 +316,8 @@ class _Plan:
             self._abort(why)
             return
         self._update(phase=Phase.COMMITTED)
+        pushed = {Goal.REFIT: cycle.id, Goal.COMMIT: self.fleet.staged}
+        self.fleet = self.fleet._replace(serving_push=pushed.get(cycle.goal, self.fleet.serving_push))
         self.turn(Turn.COMMITTED, serving=cycle.version)
 
     def _close(self) -> None:

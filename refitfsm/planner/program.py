@@ -8,10 +8,10 @@ lost answer, finds its place by itself. Whether the step is *legal* is the table
 from collections.abc import Callable
 from typing import NamedTuple
 
-from refitfsm.model.fleet import Cycle, Goal, Phase
+from refitfsm.model.fleet import Cycle, Goal, Phase, holds_served
 from refitfsm.model.rules import Rules
 from refitfsm.model.states import ContentKind, Gate, ServerState, Tag
-from refitfsm.model.values import Command, CommandKind, ServerView
+from refitfsm.model.values import Command, CommandKind, Facts, ServerView
 
 Needed = Callable[[ServerView, Cycle, Rules], bool]
 Make = Callable[[ServerView, Cycle, Rules], Command]
@@ -178,16 +178,10 @@ An enrolment has changed nothing, and a fleet that is none opens no gate.
 """
 
 
-def can_go_back(view: ServerView, serving_version: int) -> bool:
-    """Whether a server still holds the version that the fleet serves, whole and resident."""
-    content = view.content
-    return (
-        view.everything_resident
-        and content.kind is ContentKind.COMPLETE
-        and content.proved
-        and content.version == serving_version
-        and view.session == 0
-    )
+def can_go_back(view: ServerView, facts: Facts) -> bool:
+    """Whether a server still holds the weights that the fleet serves, whole and resident."""
+    kept = view.everything_resident and view.content.proved and view.session == 0
+    return kept and holds_served(view, facts)
 
 
 def next_step(view: ServerView, cycle: Cycle, rules: Rules) -> Step | None:

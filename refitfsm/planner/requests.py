@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from refitfsm.model.fleet import FleetView, Goal, admits, holds_staged, usable
+from refitfsm.model.fleet import FleetView, Goal, admits, holds_served, holds_staged, usable
 from refitfsm.model.rules import FailurePolicy, Rules
-from refitfsm.model.states import Condition, ContentKind, ServerState
+from refitfsm.model.states import Condition, ServerState
 from refitfsm.model.values import ServerView
 
 
@@ -103,15 +103,7 @@ MODEL_HAS_CHUNKS = FleetGuard(
 )
 WEIGHTS_WERE_KEPT = FleetGuard(
     "weights_were_kept",
-    lambda fleet, _q, _r: _first(
-        fleet,
-        lambda view: (
-            usable(view)
-            and not (
-                view.content.kind is ContentKind.COMPLETE and view.content.version == fleet.serving_version
-            )
-        ),
-    ),
+    lambda fleet, _q, _r: _first(fleet, lambda view: usable(view) and not holds_served(view, fleet.facts)),
     "their weights are not what the fleet serves: refit, with a higher version",
 )
 

@@ -141,7 +141,9 @@ async def a_second_session_is_refused_and_known_as_open(subject: Subject) -> Non
     assert observation.event is EventName.REFUSED, observation
     assert observation.report.session_open
     await subject.ok(CommandKind.END)
-    assert (await subject.do(CommandKind.END)).event is EventName.REFUSED
+    observation = await subject.do(CommandKind.END)
+    assert observation.event is EventName.REFUSED, observation
+    assert observation.report.session_closed
     await subject.restore(1)
 
 

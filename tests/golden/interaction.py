@@ -75,6 +75,7 @@ class Script:
             capabilities=self.capabilities if kind is CommandKind.ENROL else Capabilities(),
             version=issued.command.version if kind is CommandKind.VERIFY else -1,
             session_open="already open" in " ".join(words),
+            session_closed="no session" in " ".join(words),
             paused="paused" in words,
         )
         answered = Event(event, cycle=issued.cycle, seq=issued.seq, report=report, detail=" ".join(words))
@@ -108,7 +109,7 @@ class Script:
     def decide(self, given: Input) -> Iterator[str]:
         decision = decide(self.fleet, given, self.now_s, self.rules)
         self.fleet = decision.fleet
-        law = broken(self.fleet.servers.values(), self.fleet.serving_version)
+        law = broken(self.fleet.servers.values(), self.fleet.facts)
         assert law is None, law
         yield from self.told(decision)
         for issued in decision.commands:

@@ -54,7 +54,7 @@ class Walk:
         self.transport = SimTransport(self.server)
         self.driver = SGLangDriver(self.transport, RUN, aside=inline)
         self.view = ServerView("s")
-        self.serving = 0
+        self.serving = self.push = 0
         self.digests = {0: digest_of(tiny_model(0))}
         self.strangers: list[asyncio.Task[object]] = []
         self.taken = 0
@@ -71,7 +71,7 @@ class Walk:
         return Command(kind, tags=tags, version=version, chunk=min(chunk, chunks - 1), chunks=chunks)
 
     async def step(self) -> None:
-        facts = Facts(self.serving, 1)
+        facts = Facts(self.serving, 1, self.push)
         for _ in range(DRAWS):
             command = self.draw()
             asked = Event(EventName(command.kind.value), command, cycle=1, deadline_s=FAR_S)
@@ -100,7 +100,7 @@ class Walk:
         self.view = apply(self.view, happened, facts, answered.row)
         ready = self.view.state is ServerState.KV_REBUILT and self.view.content.version > self.serving
         if ready and self.dice.random() < 0.5:
-            self.serving = self.view.content.version
+            self.serving, self.push = self.view.content.version, self.view.content.cycle
 
     def crowd(self) -> None:
         """Strangers do as they like with a paused server, and with one that has all of its memory."""
@@ -121,7 +121,7 @@ class Walk:
             await self.driver.generate(body, 60.0)
 
     def check(self) -> None:
-        law = broken((self.view,), self.serving)
+        law = broken((self.view,), Facts(self.serving, 1, self.push))
         assert law is None, law
         assert self.server.truth.alive, self.server.truth.death
         false = belief_is_false(self.view, self.server.truth, self.digests)
