@@ -15,6 +15,7 @@ from refitfsm.errors import InvariantViolation
 COMMANDS = (
     ("demo",),
     ("run",),
+    ("check",),
     ("doctor",),
     ("sim-server",),
     ("graph",),
@@ -53,7 +54,7 @@ def _command(names: tuple[str, ...]) -> typer.core.TyperCommand:
 def test_the_commands_are_those_that_work() -> None:
     """No command is announced before it exists."""
     root = typer.main.get_command(app)
-    assert sorted(root.commands) == ["audit", "demo", "doctor", "graph", "run", "sim-server"]
+    assert sorted(root.commands) == ["audit", "check", "demo", "doctor", "graph", "run", "sim-server"]
     assert sorted(root.commands["audit"].commands) == ["verify"]
 
 

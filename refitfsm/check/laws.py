@@ -1,0 +1,120 @@
+"""Laws of a small fleet, over what is believed and what is so, checked on every state that is reached."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from refitfsm.check.moves import State
+from refitfsm.check.truth import UNDEFINED, TrueServer
+from refitfsm.model.laws import LAWS
+from refitfsm.model.row import Verdict
+from refitfsm.model.states import ALL_TAGS, Condition, ContentKind, Gate, ServerState
+from refitfsm.model.values import DONE, Event, EventName, Facts, ServerView
+from refitfsm.planner.judge import judge
+
+
+class Law(NamedTuple):
+    """A law over one server of a state: what is believed of it and what it is."""
+
+    name: str
+    holds: Callable[[ServerView, TrueServer, State], bool]
+    says: str
+
+
+def _implies(premise: bool, conclusion: bool) -> bool:
+    return conclusion or not premise
+
+
+def _known(view: ServerView, true: TrueServer) -> bool:
+    """Nothing is in flight, nothing is doubted, and the process is the one that was enrolled."""
+    online = view.state is not ServerState.OFFLINE
+    return (
+        online
+        and view.pending is None
+        and view.condition is not Condition.SUSPECT
+        and true.alive
+        and true.same
+    )
+
+
+LAWS_OF_TRUTH: tuple[Law, ...] = (
+    Law(
+        "an_open_gate_leads_to_the_fleets_weights",
+        lambda view, true, state: _implies(
+            view.gate is Gate.OPEN and true.alive and true.same, true.push == state.serving
+        ),
+        "A request that is admitted is answered by the weights that the fleet serves, whole.",
+    ),
+    Law(
+        "an_open_gate_leads_to_no_stale_cache",
+        lambda view, true, state: _implies(
+            view.gate is Gate.OPEN and true.alive and true.same, true.cache <= {state.serving}
+        ),
+        "No answer uses a cache that other weights made.",
+    ),
+    Law(
+        "what_runs_is_whole",
+        lambda _v, true, _s: _implies(
+            true.alive and true.same and not true.paused,
+            true.resident == ALL_TAGS and true.push != UNDEFINED and true.cache <= {true.push},
+        ),
+        "A server that is not paused, to strangers too, has all of its memory, whole weights, their cache.",
+    ),
+    Law(
+        "belief_of_memory_is_true",
+        lambda view, true, _s: _implies(
+            _known(view, true), view.resident == true.resident and view.released == ALL_TAGS - true.resident
+        ),
+        "What is believed resident is resident, and what is believed released is released.",
+    ),
+    Law(
+        "belief_of_a_pause_is_true",
+        lambda view, true, _s: _implies(_known(view, true) and view.paused, true.paused),
+        "A server that is believed paused is.",
+    ),
+    Law(
+        "belief_of_a_session_is_true",
+        lambda view, true, _s: _implies(
+            _known(view, true) and view.condition is Condition.HEALTHY, (view.session != 0) == true.session
+        ),
+        "On a healthy server a session is open where one is believed open, and nowhere else.",
+    ),
+    Law(
+        "proved_content_is_what_it_is_believed_to_be",
+        lambda view, true, _s: _implies(
+            _known(view, true) and view.content.kind is ContentKind.COMPLETE and view.content.proved,
+            true.push == view.content.cycle,
+        ),
+        "Weights that are believed whole and proved are those of the push that is believed.",
+    ),
+    Law(
+        "an_empty_cache_is_empty",
+        lambda view, true, _s: _implies(_known(view, true) and view.kv_epoch is None, not true.cache),
+        "A cache that is believed empty holds nothing.",
+    ),
+)
+
+
+_ANSWERS = (*DONE.values(), EventName.REFUSED, EventName.FAILED, EventName.LOST)
+
+
+def moved_by_a_late_answer(view: ServerView, facts: Facts) -> str:
+    """The law that an answer to an earlier command breaks by what it changes; empty if none can."""
+    cycle = view.pending.cycle if view.pending else facts.cycle
+    for name in _ANSWERS:
+        late = Event(name, cycle=cycle, seq=view.seq - 1)
+        if judge(view, late, facts).verdict is Verdict.TAKE:
+            return f"a_late_answer_changes_nothing: {view.server} takes {name} of an earlier command"
+    return ""
+
+
+def broken(state: State) -> str:
+    """The first law that a state breaks, as a sentence; empty if none."""
+    fleet = state.fleet
+    for view, true in zip(fleet.servers.values(), state.truth, strict=True):
+        for law in LAWS:
+            if not law.holds(view, fleet.facts):
+                return f"{law.name}: {law.says} Broken by {view.server}."
+        for other in LAWS_OF_TRUTH:
+            if not other.holds(view, true, state):
+                return f"{other.name}: {other.says} Broken by {view.server}."
+    return ""

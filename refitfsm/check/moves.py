@@ -1,0 +1,162 @@
+"""What can happen next to a small fleet: answers, faults, callers and time, as data.
+
+A command in flight is carried out and answered in one move, since nobody can look in between; or a fault
+befalls it. Faults are paid from a budget, so that there are finitely many states.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from refitfsm.check.truth import Reply, TrueServer, carry_out, dead, started
+from refitfsm.model.fleet import Cycle, FleetView, Goal, Phase
+from refitfsm.model.rules import Rules
+from refitfsm.model.states import Condition, ServerState
+from refitfsm.model.values import Capabilities, CommandKind, Event, EventName, Pending, ServerView
+from refitfsm.planner.cycle import Abandon, Input, ServerEvent, Tick
+from refitfsm.planner.requests import Request
+
+
+class State(NamedTuple):
+    """A fleet as it is believed to be and as it is."""
+
+    fleet: FleetView
+    truth: tuple[TrueServer, ...]
+    """In the order of the fleet's servers."""
+    faults: int
+    """How many more faults there may be."""
+    serving: int = 0
+    """The push whose weights the fleet serves."""
+
+
+class Move(NamedTuple):
+    """One thing that happens."""
+
+    name: str
+    server: str
+    """Empty: it is about the whole fleet."""
+    given: Input | None
+    """What the controller is told; None: it does not notice."""
+    now_s: float
+    state: State
+    """Before the controller decides."""
+    is_fault: bool
+    fatal: str = ""
+    """Why a server died of a command that no fault befell."""
+
+
+class Fault(NamedTuple):
+    """What can befall a command."""
+
+    name: str
+    applied: bool
+    """The server carries it out all the same."""
+    event: EventName
+    """What the driver reports."""
+    kills: bool = False
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("request lost", False, EventName.LOST),
+    Fault("answer lost", True, EventName.LOST),
+    Fault("refused", False, EventName.REFUSED),
+    Fault("fails", False, EventName.FAILED),
+    Fault("fails after it was done", True, EventName.FAILED),
+    Fault("server dies", False, EventName.DIED, kills=True),
+    Fault("server dies unnoticed", False, EventName.LOST, kills=True),
+)
+_OF_A_DRAIN = ("request lost",)
+"""A drain sends nothing."""
+
+
+class World(NamedTuple):
+    """What stays the same throughout."""
+
+    rules: Rules
+    able: Capabilities
+    chunks: int
+
+
+def moves(state: State, world: World) -> Iterator[Move]:
+    """Everything that can happen in a state."""
+    for index, (name, view) in enumerate(state.fleet.servers.items()):
+        if view.pending is not None:
+            yield from _answers(state, index, name, view.pending, world)
+        if is_out(view):
+            continue
+        if state.faults and state.truth[index].alive:
+            yield _unnoticed(state, index, name, "server dies", dead(state.truth[index]))
+        if state.faults and state.truth[index].same:
+            yield _unnoticed(state, index, name, "server is started again", started(world.chunks))
+    cycle = state.fleet.cycle
+    if cycle is None:
+        yield from _requests(state, world)
+    elif state.faults:
+        yield from _interruptions(state, cycle)
+
+
+def _with(state: State, index: int, true: TrueServer, *, paid: int = 0) -> State:
+    truth = (*state.truth[:index], true, *state.truth[index + 1 :])
+    return state._replace(truth=truth, faults=state.faults - paid)
+
+
+def _answers(state: State, index: int, name: str, pending: Pending, world: World) -> Iterator[Move]:
+    command, true = pending.command, state.truth[index]
+    pushes = state.fleet.servers[name].content.cycle == pending.cycle
+    reply = carry_out(true, pending, world.able, pending.cycle if pushes else None)
+
+    def event_of(event: EventName, reply: Reply | None) -> Event:
+        said = Event(event, cycle=pending.cycle, seq=pending.seq)
+        return said._replace(report=reply.report) if reply is not None else said
+
+    given = ServerEvent(name, event_of(reply.event, reply))
+    what = f"{command.kind}: {reply.event}"
+    yield Move(what, name, given, 0.0, _with(state, index, reply.server), False, reply.fatal)
+    if not state.faults:
+        return
+    for fault in FAULTS:
+        if command.kind is CommandKind.DRAIN and fault.name not in _OF_A_DRAIN:
+            continue
+        if not true.alive and (fault.applied or fault.kills):
+            continue
+        after = true
+        if fault.kills:
+            after = dead(true)
+        elif fault.applied:
+            if reply.event in (EventName.DIED, EventName.REFUSED):
+                continue
+            after = reply.server
+        changed = _with(state, index, after, paid=1)
+        told = ServerEvent(name, event_of(fault.event, None))
+        yield Move(f"{command.kind}: {fault.name}", name, told, 0.0, changed, True, "")
+
+
+def is_out(view: ServerView) -> bool:
+    """Whether nothing is ever asked of a server again: what it is, and what is believed of it, is all one."""
+    offline = view.state is ServerState.OFFLINE and view.pending is None and view.seq > 0
+    return offline or view.condition in (Condition.SUSPECT, Condition.RETIRED)
+
+
+def _unnoticed(state: State, index: int, name: str, what: str, after: TrueServer) -> Move:
+    return Move(what, name, None, 0.0, _with(state, index, after, paid=1), True)
+
+
+def _interruptions(state: State, cycle: Cycle) -> Iterator[Move]:
+    paid = state._replace(faults=state.faults - 1)
+    if cycle.phase is Phase.WORKING:
+        yield Move("the caller gives up", "", Abandon("the caller gave up"), 0.0, paid, True)
+    yield Move("the time is up", "", Tick(), cycle.closes_s, paid, True)
+
+
+def _requests(state: State, world: World) -> Iterator[Move]:
+    fleet = state.fleet
+    new, sizes = fleet.serving_version + 1, (1,) * world.chunks
+    asked = {
+        Goal.RELEASE: Request(Goal.RELEASE),
+        Goal.RESUME: Request(Goal.RESUME),
+        Goal.REFIT: Request(Goal.REFIT, new, sizes),
+        Goal.STAGE: Request(Goal.STAGE, new, sizes),
+        Goal.COMMIT: Request(Goal.COMMIT, new),
+        Goal.FLUSH: Request(Goal.FLUSH),
+    }
+    for goal, request in asked.items():
+        yield Move(f"asked: {goal}", "", request, 0.0, state, False)

@@ -1,0 +1,98 @@
+"""`refitfsm check`: every interleaving of a small fleet under a policy."""
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from refitfsm import policies
+from refitfsm.check.script import script
+from refitfsm.check.search import Result, search
+from refitfsm.check.worlds import Named, worlds
+from refitfsm.cli.show import EXIT_NO, EXIT_OK, Json, Screen
+from refitfsm.model.row import Verdict
+from refitfsm.model.table import ROWS
+
+HELP = (
+    "Try everything that can happen to a small fleet under a policy, and judge every state by the laws.\n\n"
+    "The planner is the real one; servers are abstract, and die of what real ones die of. Goals are asked for"
+    " in every order, answers come in every order, and each fault may befall each command, up to the number"
+    " given. Exits 1 if a law is broken, with the shortest way there."
+)
+EXAMPLES = """Examples:
+
+refitfsm check
+
+refitfsm check --policy ./my-policy.toml --servers 2 --faults 2
+
+refitfsm check --policy colocated --servers 1 --faults 3 --json
+"""
+
+
+def check(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="May be given several times. Default: all that ship.",
+            show_default=False,
+        ),
+    ] = None,
+    servers: Annotated[int, typer.Option(min=1, max=5, help="How many servers.")] = 2,
+    faults: Annotated[int, typer.Option(min=0, max=9, help="How many faults there may be.")] = 1,
+    states_max: Annotated[int, typer.Option(min=1, help="Give up after so many states.")] = 2_000_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Search, and print what was found."""
+    screen = Screen(as_json=as_json)
+    rows: Counter[str] = Counter()
+    found: list[Json] = []
+    good = True
+    for name in policy or policies.shipped():
+        named = policies.load(name)
+        for kind in worlds(named.rules):
+            result = search(servers, faults, kind.world, states_max=states_max)
+            rows.update(result.rows)
+            good = good and result.broken is None and result.complete
+            _print(screen, named.name, kind, result)
+            found.append(_as_json(named.name, kind, result))
+    never = [row for row in _TAKEN_BY_A_PLANNER if row not in rows]
+    screen.line(
+        f"{len(_TAKEN_BY_A_PLANNER) - len(never)} of {len(_TAKEN_BY_A_PLANNER)} rows of the table taken"
+    )
+    if never:
+        screen.line(f"never: {', '.join(never)}")
+    screen.result(
+        {"servers": servers, "faults": faults, "good": good, "runs": found, "rows_never_taken": never}
+    )
+    raise typer.Exit(EXIT_OK if good else EXIT_NO)
+
+
+_TAKEN_BY_A_PLANNER = tuple(row.id for row in ROWS if row.verdict is Verdict.TAKE)
+"""Rows that refuse a request are for callers; a planner that asks for what is refused breaks a law."""
+
+
+def _print(screen: Screen, policy: str, kind: Named, result: Result) -> None:
+    verdict = "every law holds" if result.complete else "not all states were reached"
+    screen.line(
+        f"{policy} ({kind.name}): {result.states:,} states, {result.edges:,} moves, {result.depth} deep,"
+        f" {result.seconds:.1f} s: {'a law is broken' if result.broken else verdict}"
+    )
+    for line in script(result.broken) if result.broken else ():
+        screen.line(line)
+
+
+def _as_json(policy: str, kind: Named, result: Result) -> Json:
+    return {
+        "policy": policy,
+        "servers_are": kind.name,
+        "states": result.states,
+        "moves": result.edges,
+        "depth": result.depth,
+        "seconds": round(result.seconds, 3),
+        "complete": result.complete,
+        "broken": result.broken.law if result.broken else None,
+        "script": list(script(result.broken)) if result.broken else [],
+        "faults": dict(sorted(result.faults.items())),
+        "turns": {str(turn): count for turn, count in sorted(result.turns.items())},
+    }

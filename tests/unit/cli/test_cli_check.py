@@ -1,0 +1,50 @@
+"""`refitfsm check` says what it searched, and where a law breaks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from refitfsm.cli.main import main
+from refitfsm.model.states import ServerState
+from refitfsm.model.table import TABLE
+from refitfsm.model.values import EventName
+
+
+def test_it_says_what_was_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each policy and kind of server, then the rows that were taken; status 0."""
+    assert main(["check", "--servers", "1", "--faults", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.endswith("every law holds") for line in lines[:-2])
+    assert {line.partition(" (")[0] for line in lines[:-2]} == {"always_on", "colocated", "kv_only"}
+    assert "rows of the table taken" in lines[-2]
+    assert lines[-1].startswith("never: ")
+
+
+def test_a_policy_of_ones_own_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file is searched as a shipped policy is, and the figures can be had as JSON."""
+    file = tmp_path / "mine.toml"
+    file.write_text('description = "mine"\nrelease = ["kv_cache"]\non_failure = "quarantine"\n')
+    assert main(["check", "--policy", str(file), "--servers", "2", "--faults", "0", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["good"] is True
+    assert [run["servers_are"] for run in said["runs"]] == ["no sessions", "sessions"]
+    assert all(run["complete"] and run["policy"] == "mine" for run in said["runs"])
+
+
+def test_a_broken_law_is_shown_with_the_way_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shortest script, the law last; status 1."""
+    key = (ServerState.SERVING, EventName.LOST)
+    monkeypatch.setitem(TABLE, key, tuple(row for row in TABLE[key] if "suspect" not in row.effects))
+    assert main(["check", "--policy", "colocated", "--servers", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "a law is broken" in out
+    assert "breaks no_command_kills: s0 died of a release of what is released" in out
+
+
+def test_a_search_that_is_cut_short_is_no_proof(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where not all states were reached it says so; status 1."""
+    assert main(["check", "--policy", "always_on", "--servers", "1", "--states-max", "20"]) == 1
+    assert "not all states were reached" in capsys.readouterr().out
