@@ -22,7 +22,7 @@ follow. The other orders carry `ORDER` alone."""
 ORDER_BYTES_MAX = 512
 CONTROL_WORDS = 8
 MAGIC = int.from_bytes(b"refitfsm", "big")
-"""What the sender writes at `MAGIC_AT`, and clears before the block is used for anything else."""
+"""What the sender writes at `MAGIC_AT`. Where it is not, something else lies there now."""
 
 MAGIC_AT, REVOKED_AT, SEQ_AT, STATUS_AT, REASON_AT, COPIES_AT, BYTES_AT = range(7)
 """Where a control block has what. The sender writes the first two: at `REVOKED_AT` 1, once nothing may be
