@@ -109,10 +109,10 @@ def moved_by_a_late_answer(view: ServerView, facts: Facts) -> str:
 
 def broken(state: State) -> str:
     """The first law that a state breaks, as a sentence; empty if none."""
-    fleet = state.fleet
+    fleet, facts = state.fleet, state.fleet.facts
     for view, true in zip(fleet.servers.values(), state.truth, strict=True):
         for law in LAWS:
-            if not law.holds(view, fleet.facts):
+            if not law.holds(view, facts):
                 return f"{law.name}: {law.says} Broken by {view.server}."
         for other in LAWS_OF_TRUTH:
             if not other.holds(view, true, state):

@@ -14,6 +14,8 @@ import struct
 import threading
 from pathlib import Path
 
+from refitfsm.weights.errors import WeightsError
+
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux keeps named shared memory
 COUNTS = 10_000
 """How many counts torch maps of a file: `CUDA_IPC_REF_COUNTER_FILE_SIZE` of its CudaIPCTypes.h."""
@@ -133,13 +135,23 @@ class CudaCounts:
         self._files: list[CountFile] = []
 
     def lend(self, borrowed: int, held: object) -> CudaCount:
-        """See `CountFile.lend`."""
+        """See `CountFile.lend`.
+
+        Raises:
+            WeightsError: there is no shared memory.
+        """
         with self._lock:
             for file in self._files:
                 count = file.lend(borrowed, held)
                 if count is not None:
                     return count
-            self._files.append(CountFile(self._folder))
+            try:
+                self._files.append(CountFile(self._folder))
+            except OSError as error:
+                raise WeightsError(
+                    f"{self._folder}: what is lent cannot be counted there ({error.strerror}): give the"
+                    " container shared memory, such as --shm-size 1g"
+                ) from error
         return self.lend(borrowed, held)
 
     def collect(self) -> None:

@@ -68,7 +68,12 @@ def lend(tensors: "Mapping[str, torch.Tensor]", driver: Driver, counts: CudaCoun
     shared: dict[Allocation, Shared] = {}
     counters: list[CudaCount] = []
     for place, held in together.items():
-        count = counts.lend(len(held), held)
+        try:
+            count = counts.lend(len(held), held)
+        except WeightsError:
+            for other in counters:
+                other.write_off()
+            raise
         counters.append(count)
         shared[place] = Shared(place, handles[place], count.file.name, count.index)
     values: dict[str, Value] = {

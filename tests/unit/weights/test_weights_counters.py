@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from refitfsm.weights.counters import COUNTS, CountFile, CudaCount, CudaCounts
+from refitfsm.weights.errors import WeightsError
 from tests.support.borrower import count_down
 
 HEADER_BYTES = 64
@@ -87,6 +88,12 @@ def test_there_is_always_a_count(tmp_path: Path) -> None:
     assert len(files) == 2
     pool.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_without_shared_memory_the_error_says_what_to_do(tmp_path: Path) -> None:
+    """Where no file can be made the error names the folder, and the container's option."""
+    with pytest.raises(WeightsError, match=r"nowhere.*No such file.*--shm-size"):
+        CudaCounts(tmp_path / "nowhere").lend(1, None)
 
 
 def test_files_of_processes_that_were_killed_are_removed(file: CountFile, tmp_path: Path) -> None:
