@@ -133,6 +133,23 @@ class Registrations:
             return self._register(target, chosen, lies, "the sender's tensors have moved", known)
         return self._replay(target, known)
 
+    def require_none(self) -> None:
+        """Whether no server keeps these tensors mapped.
+
+        torch opens an allocation that is mapped already no second time, and counts a loan of it down at once
+        instead of after the copies: the end of the count would prove nothing.
+
+        Raises:
+            WeightsError: a server does.
+        """
+        with self._lock:
+            servers = ", ".join(sorted(self._open))
+        if servers:
+            raise WeightsError(
+                f"{servers} keeps these tensors mapped from a registered push, and no other can be proved beside"
+                " it: go on with push_strategy = registered, or end it with a refit after forget_after_refit()"
+            )
+
     def _replay(self, target: Target, known: _Registration) -> RegisteredOffer:
         known.seq += 1
         entry = _word(known.order("replay"))

@@ -116,6 +116,8 @@ class TorchSource:
         if strategy is Strategy.AUTO:
             layout = Layout() if wish.loader else _layout(self._replicas)
             strategy = choose(self.manifest, wish, layout)
+        if strategy is not Strategy.REGISTERED and any(replica.memory.place for replica in self._replicas):
+            self._registrations.require_none()
         planner = PLANNERS.get(strategy)
         plan = planner(self.manifest, wish) if planner else plan_list(self.manifest, _ALL_BYTES)
         if strategy is Strategy.REGISTERED and self._forgets:

@@ -83,6 +83,17 @@ def test_tensors_that_moved_since_the_plan_are_not_lent(strategy: Strategy) -> N
     assert source.open_leases == ()
 
 
+def test_beside_a_registration_on_a_gpu_nothing_else_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server keeps mapped counts back too early when it is lent once more: another way is refused."""
+    source = TorchSource({"w": torch.ones(3)}, share_host_memory=True)
+    monkeypatch.setattr(source._replicas[0].memory, "place", "a-gpu", raising=False)
+    source.plan(PushWish(Strategy.LIST))
+    source._registrations._open["http://s"] = None  # type: ignore[assignment]
+    with pytest.raises(WeightsError, match=r"^http://s keeps these tensors mapped .* forget_after_refit"):
+        source.plan(PushWish(Strategy.LIST))
+    source.plan(PushWish(Strategy.REGISTERED))
+
+
 def test_a_plan_of_another_refit_is_refused() -> None:
     """A chunk of a plan that was replaced is never packed with other tensors' values."""
     source = TorchSource({f"t{i}": torch.full((1000,), float(i)) for i in range(8)}, share_host_memory=True)
