@@ -146,8 +146,9 @@ class Registrations:
             servers = ", ".join(sorted(self._open))
         if servers:
             raise WeightsError(
-                f"{servers} keeps these tensors mapped from a registered push, and no other can be proved beside"
-                " it: go on with push_strategy = registered, or end it with a refit after forget_after_refit()"
+                f"{servers} keeps these tensors mapped from a registered push, and no other can be proved"
+                " beside it: go on with push_strategy = registered, or end it with a refit after"
+                " forget_after_refit()"
             )
 
     def _replay(self, target: Target, known: _Registration) -> RegisteredOffer:
