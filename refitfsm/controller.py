@@ -25,8 +25,18 @@ from refitfsm.model.fleet import Cycle, FleetView
 from refitfsm.model.laws import broken
 from refitfsm.model.records import FleetRecord, Issued, Record, ServerRecord, Turn
 from refitfsm.model.rules import Rules
+from refitfsm.model.table import BOOK, Book
 from refitfsm.model.values import DONE, CommandKind, Event, EventName, Report
-from refitfsm.planner.cycle import Abandon, Decision, Input, ServerEvent, Tick, decide, next_deadline_s
+from refitfsm.planner.cycle import (
+    Abandon,
+    Decide,
+    Decision,
+    Input,
+    ServerEvent,
+    Tick,
+    decide,
+    next_deadline_s,
+)
 from refitfsm.planner.requests import Request
 
 Emit = Callable[[tuple[Record, ...]], None]
@@ -69,6 +79,8 @@ class Controller:
         journal: where records go before they are acted on.
         drain_budget_s: how long requests in flight are waited for before the pause aborts them.
         emit: called with every step's records, after they are in the journal.
+        planner: what decides; checks try others than the shipped one.
+        book: the rules by which what was decided is judged again.
     """
 
     def __init__(
@@ -80,6 +92,8 @@ class Controller:
         *,
         drain_budget_s: float = 10.0,
         emit: Emit | None = None,
+        planner: Decide = decide,
+        book: Book = BOOK,
     ) -> None:
         self.fleet = fleet
         self.rules = rules
@@ -90,7 +104,8 @@ class Controller:
         self._journal = journal
         self._drain_budget_s = drain_budget_s
         self._emit = emit
-        self._referee = Referee()
+        self._decide = planner
+        self._referee = Referee(book)
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
         self._running: dict[str, _Running] = {}
@@ -157,7 +172,7 @@ class Controller:
         if self._stopped is not None:
             raise self._stopped
         now_s = self._loop.time()
-        decision = decide(self.fleet, given, now_s, self.rules)
+        decision = self._decide(self.fleet, given, now_s, self.rules)
         try:
             self._check(decision)
             self._journal.append(decision.records, now_s - self._started_s)

@@ -6,16 +6,16 @@ callbacks, and no automatic transitions. The machine re-judges what the planner 
 same rows but by other code; when the two disagree, a law is broken.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import cast
 
 from transitions import EventData, Machine
 
 from refitfsm.errors import InvariantViolation
-from refitfsm.model.guards import GUARDS, Guard
+from refitfsm.model.guards import Guard
 from refitfsm.model.records import ServerRecord
 from refitfsm.model.states import ServerState
-from refitfsm.model.table import ROWS, Row, Verdict
+from refitfsm.model.table import BOOK, Book, Row, Verdict
 from refitfsm.model.values import Event, Facts, ServerView
 
 
@@ -48,8 +48,8 @@ def _marker(row: Row) -> Callable[[EventData], None]:
 class Referee:
     """Judges events with a `transitions` machine. Use from one thread."""
 
-    def __init__(self, guards: Mapping[str, Guard] = GUARDS) -> None:
-        conditions = {name: _condition(guard) for name, guard in guards.items()}
+    def __init__(self, book: Book = BOOK) -> None:
+        conditions = {name: _condition(guard) for name, guard in book.guards.items()}
         self.machine = Machine(
             model=None,
             states=[state.value for state in ServerState],
@@ -62,7 +62,8 @@ class Referee:
                     "conditions": [conditions[name] for name in row.guards],
                     "after": [_marker(row)],
                 }
-                for row in ROWS
+                for cell in book.cells.values()
+                for row in cell
                 if row.verdict is not Verdict.REFUSE
             ],
             initial=ServerState.OFFLINE.value,

@@ -2,7 +2,6 @@
 
 from refitfsm.check.moves import State, World, moves
 from refitfsm.model.fleet import Goal, admits, usable
-from refitfsm.planner.cycle import decide
 from refitfsm.planner.requests import Request, refusal
 
 STEPS_MAX = 1000
@@ -19,14 +18,14 @@ def never_heals(state: State, world: World) -> str:
         request = Request(Goal.REFIT, fleet.serving_version + 1, (1,) * world.chunks)
         if refusal(fleet, request, world.rules) is not None:
             return ""
-        state = state._replace(fleet=decide(fleet, request, 0.0, world.rules).fleet, faults=0)
+        state = state._replace(fleet=world.decide(fleet, request, 0.0, world.rules).fleet, faults=0)
         for _ in range(STEPS_MAX):
             if state.fleet.cycle is None:
                 break
             calm = next((move for move in moves(state, world) if not move.is_fault), None)
             if calm is None or calm.given is None:
                 return f"a_cycle_ends: nothing is left to happen in cycle {state.fleet.cycle.goal}"
-            after = decide(calm.state.fleet, calm.given, 0.0, world.rules).fleet
+            after = world.decide(calm.state.fleet, calm.given, 0.0, world.rules).fleet
             state = calm.state._replace(fleet=after)
         else:
             return f"a_cycle_ends: not after {STEPS_MAX} answers"

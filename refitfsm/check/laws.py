@@ -8,6 +8,7 @@ from refitfsm.check.truth import UNDEFINED, TrueServer
 from refitfsm.model.laws import LAWS
 from refitfsm.model.row import Verdict
 from refitfsm.model.states import ALL_TAGS, Condition, ContentKind, Gate, ServerState
+from refitfsm.model.table import Book
 from refitfsm.model.values import DONE, Event, EventName, Facts, ServerView
 from refitfsm.planner.judge import judge
 
@@ -97,12 +98,12 @@ LAWS_OF_TRUTH: tuple[Law, ...] = (
 _ANSWERS = (*DONE.values(), EventName.REFUSED, EventName.FAILED, EventName.LOST)
 
 
-def moved_by_a_late_answer(view: ServerView, facts: Facts) -> str:
+def moved_by_a_late_answer(view: ServerView, facts: Facts, book: Book) -> str:
     """The law that an answer to an earlier command breaks by what it changes; empty if none can."""
     cycle = view.pending.cycle if view.pending else facts.cycle
     for name in _ANSWERS:
         late = Event(name, cycle=cycle, seq=view.seq - 1)
-        if judge(view, late, facts).verdict is Verdict.TAKE:
+        if judge(view, late, facts, book).verdict is Verdict.TAKE:
             return f"a_late_answer_changes_nothing: {view.server} takes {name} of an earlier command"
     return ""
 

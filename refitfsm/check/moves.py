@@ -11,8 +11,9 @@ from refitfsm.check.truth import Reply, TrueServer, carry_out, dead, started
 from refitfsm.model.fleet import Cycle, FleetView, Goal, Phase
 from refitfsm.model.rules import Rules
 from refitfsm.model.states import Condition, ServerState
+from refitfsm.model.table import BOOK, Book
 from refitfsm.model.values import Capabilities, CommandKind, Event, EventName, Pending, ServerView
-from refitfsm.planner.cycle import Abandon, Input, ServerEvent, Tick
+from refitfsm.planner.cycle import Abandon, Decide, Input, ServerEvent, Tick, decide
 from refitfsm.planner.requests import Request
 
 
@@ -74,6 +75,10 @@ class World(NamedTuple):
     rules: Rules
     able: Capabilities
     chunks: int
+    decide: Decide = decide
+    """What is checked."""
+    book: Book = BOOK
+    """The rules that it goes by."""
 
 
 def moves(state: State, world: World) -> Iterator[Move]:

@@ -16,7 +16,7 @@ from refitfsm.model.fleet import FleetView, Goal
 from refitfsm.model.records import FleetRecord, ServerRecord, Turn
 from refitfsm.model.table import Verdict
 from refitfsm.model.values import REQUESTS, ServerView
-from refitfsm.planner.cycle import Decision, decide
+from refitfsm.planner.cycle import Decision
 from refitfsm.planner.requests import Request
 
 
@@ -48,7 +48,7 @@ class Result:
 def start(servers: int, faults: int, world: World) -> State:
     """A fleet that is being enrolled."""
     fleet = FleetView.of(f"s{number}" for number in range(servers))
-    opened = decide(fleet, Request(Goal.ENROL), 0.0, world.rules).fleet
+    opened = world.decide(fleet, Request(Goal.ENROL), 0.0, world.rules).fleet
     fresh = TrueServer(chunks=(0,) * world.chunks)
     return State(opened, (fresh,) * servers, faults)
 
@@ -73,7 +73,7 @@ def search(servers: int, faults: int, world: World, *, states_max: int = 5_000_0
         for view in state.fleet.servers.values():
             if view not in views:
                 views.add(view)
-                why = laws.moved_by_a_late_answer(view, state.fleet.facts)
+                why = laws.moved_by_a_late_answer(view, state.fleet.facts, world.book)
                 if why:
                     return why
         return laws.broken(state) or (never_heals(state, world) if state.fleet.cycle is None else "")
@@ -133,7 +133,7 @@ def step(state: State, move: Move, world: World, seen: Result) -> tuple[State, s
     after = move.state
     if move.given is None:
         return after, ""
-    decision = decide(after.fleet, move.given, move.now_s, world.rules)
+    decision = world.decide(after.fleet, move.given, move.now_s, world.rules)
     after = after._replace(fleet=decision.fleet, serving=_serving(after, decision))
     return after, _noted(decision, seen)
 

@@ -6,11 +6,12 @@ hold is taken. A cell that can run out of rows ends in an explicit refusal or an
 rows; nothing else in the package knows which step is legal.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from refitfsm.model import rows_of_answers, rows_of_requests
-from refitfsm.model.effects import EFFECTS
-from refitfsm.model.guards import GUARDS
+from refitfsm.model.effects import EFFECTS, Effect
+from refitfsm.model.guards import GUARDS, Guard
 from refitfsm.model.row import Row, Verdict
 from refitfsm.model.states import ServerState
 from refitfsm.model.values import REQUESTS, EventName
@@ -72,4 +73,16 @@ ROWS: tuple[Row, ...] = _numbered((*rows_of_requests.ROWS, *rows_of_answers.ROWS
 TABLE: dict[Key, Cell] = _checked(ROWS)
 """The rules by (state, event)."""
 
-__all__ = ["ROWS", "TABLE", "Cell", "Key", "Row", "TableError", "Verdict"]
+
+class Book(NamedTuple):
+    """The rules, and what the names in them stand for. Checks try others than the shipped ones."""
+
+    cells: Mapping[Key, Cell]
+    guards: Mapping[str, Guard]
+    effects: Mapping[str, Effect]
+
+
+BOOK = Book(TABLE, GUARDS, EFFECTS)
+"""The rules that hold."""
+
+__all__ = ["BOOK", "ROWS", "TABLE", "Book", "Cell", "Key", "Row", "TableError", "Verdict"]

@@ -6,7 +6,7 @@ Servers advance on their own through the program of the cycle's goal; they meet 
 is the only place where the version that the fleet serves moves.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from refitfsm.model.fleet import (
@@ -25,6 +25,7 @@ from refitfsm.model.states import Condition
 from refitfsm.model.table import Verdict
 from refitfsm.model.values import Event, EventName, ServerView
 from refitfsm.planner.judge import apply, judge
+from refitfsm.planner.playbook import PLAYBOOK, Playbook
 from refitfsm.planner.program import Step, can_go_back, next_step
 from refitfsm.planner.requests import Refusal, Request, differing_checksums, is_met, refusal, unfit
 
@@ -60,13 +61,19 @@ class Decision(NamedTuple):
     """The cycle that ended here."""
 
 
-def decide(fleet: FleetView, given: Input, now_s: float, rules: Rules) -> Decision:
+Decide = Callable[[FleetView, Input, float, Rules], Decision]
+"""What a controller runs by: `decide`, or what stands in for it in a check."""
+
+
+def decide(
+    fleet: FleetView, given: Input, now_s: float, rules: Rules, plays: Playbook = PLAYBOOK
+) -> Decision:
     """What follows from one input."""
-    plan = _Plan(fleet, now_s, rules)
+    plan = _Plan(fleet, now_s, rules, plays)
     phase = fleet.cycle.phase if fleet.cycle else None
     touched: Iterable[str] = plan.servers
     if isinstance(given, Request):
-        why = refusal(fleet, given, rules)
+        why = refusal(fleet, given, rules, plays.goals)
         if why is not None:
             plan.turn(Turn.REFUSED, f"{given.goal}: {why.server}: {why.rule}")
             return Decision(fleet, (), tuple(plan.records), why)
@@ -98,12 +105,13 @@ def next_deadline_s(fleet: FleetView) -> float | None:
 class _Plan:
     """The working state of one decision: never outlives `decide`."""
 
-    def __init__(self, fleet: FleetView, now_s: float, rules: Rules) -> None:
+    def __init__(self, fleet: FleetView, now_s: float, rules: Rules, plays: Playbook) -> None:
         self.fleet = fleet
         """All but the servers, which are in `servers` until `result`."""
         self.servers = dict(fleet.servers)
         self.now_s = now_s
         self.rules = rules
+        self.plays = plays
         self.commands: list[Issued] = []
         self.records: list[Record] = []
         self.closed: Cycle | None = None
@@ -183,10 +191,10 @@ class _Plan:
     def _judged(self, server: str, event: Event) -> ServerRecord:
         before = self.servers[server]
         facts = self.fleet.facts
-        judgement = judge(before, event, facts)
+        judgement = judge(before, event, facts, self.plays.book)
         after = before
         if judgement.verdict is Verdict.TAKE:
-            after = apply(before, event, facts, judgement.row)
+            after = apply(before, event, facts, judgement.row, self.plays.book)
             self.servers[server] = after
             self._count(before, after)
         record = ServerRecord(
@@ -237,7 +245,14 @@ class _Plan:
                 return None
         elif view.server in cycle.failed_servers:
             return None
-        return next_step(view, cycle, self.rules)
+        return next_step(self._steps(cycle), view, cycle, self.rules)
+
+    def _steps(self, cycle: Cycle) -> tuple[Step, ...]:
+        """What a server does in a cycle's phase."""
+        if cycle.phase is Phase.COMMITTED:
+            return self.plays.opening
+        steps = self.plays.going_back if cycle.phase is Phase.ABORTING else self.plays.programs
+        return steps[cycle.goal]
 
     def _issue(self, server: str) -> bool:
         """Issue the server's next command, if it has one. False when there is nothing to issue."""
@@ -307,7 +322,9 @@ class _Plan:
     def _is_ready(self, server: str, cycle: Cycle) -> bool:
         """Whether a server has done all that the goal asks for before the commit."""
         view = self.servers[server]
-        return view.pending is None and next_step(view, cycle, self.rules) is None
+        if view.pending is not None:
+            return False
+        return next_step(self._steps(cycle), view, cycle, self.rules) is None
 
     def _commit(self, cycle: Cycle) -> None:
         ready = [view for name, view in self.servers.items() if name in cycle.members - cycle.failed_servers]

@@ -3,12 +3,9 @@
 Total and pure: every event gets an answer, nothing raises, nothing is read but the arguments.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
-from refitfsm.model.effects import EFFECTS
-from refitfsm.model.guards import GUARDS, Guard
-from refitfsm.model.table import TABLE, Row, Verdict
+from refitfsm.model.table import BOOK, Book, Row, Verdict
 from refitfsm.model.values import Event, Facts, ServerView
 
 
@@ -24,11 +21,12 @@ class Judgement(NamedTuple):
     remedy: str = ""
 
 
-def judge(view: ServerView, event: Event, facts: Facts, guards: Mapping[str, Guard] = GUARDS) -> Judgement:
+def judge(view: ServerView, event: Event, facts: Facts, book: Book = BOOK) -> Judgement:
     """The first row of the cell whose guards all hold, or a refusal that names the first that fails."""
+    guards = book.guards
     asked: dict[str, bool] = {}
     failed: tuple[Row, str] | None = None
-    for row in TABLE[view.state, event.name]:
+    for row in book.cells[view.state, event.name]:
         for name in row.guards:
             if name not in asked:
                 asked[name] = guards[name].holds(view, event, facts)
@@ -43,10 +41,10 @@ def judge(view: ServerView, event: Event, facts: Facts, guards: Mapping[str, Gua
     return Judgement(Verdict.REFUSE, row, tuple(asked.items()), name, guards[name].remedy)
 
 
-def apply(view: ServerView, event: Event, facts: Facts, row: Row) -> ServerView:
+def apply(view: ServerView, event: Event, facts: Facts, row: Row, book: Book = BOOK) -> ServerView:
     """The view after a row is taken."""
     for name in row.effects:
-        view = EFFECTS[name](view, event, facts)
+        view = book.effects[name](view, event, facts)
     if row.destination is not None:
         view = view._replace(state=row.destination)
     return view

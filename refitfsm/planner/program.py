@@ -5,10 +5,10 @@ what has been done is read from the view, so a cycle that starts from any state,
 lost answer, finds its place by itself. Whether the step is *legal* is the table's business.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from refitfsm.model.fleet import Cycle, Goal, Phase, holds_served
+from refitfsm.model.fleet import Cycle, Goal, holds_served
 from refitfsm.model.rules import Rules
 from refitfsm.model.states import ContentKind, Gate, ServerState, Tag
 from refitfsm.model.values import Command, CommandKind, Facts, ServerView
@@ -184,12 +184,6 @@ def can_go_back(view: ServerView, facts: Facts) -> bool:
     return kept and holds_served(view, facts)
 
 
-def next_step(view: ServerView, cycle: Cycle, rules: Rules) -> Step | None:
+def next_step(steps: Iterable[Step], view: ServerView, cycle: Cycle, rules: Rules) -> Step | None:
     """The first step that is needed, or None: the server waits for the others, or is done."""
-    if cycle.phase is Phase.ABORTING:
-        steps = GO_BACK[cycle.goal]
-    elif cycle.phase is Phase.COMMITTED:
-        steps = OPEN
-    else:
-        steps = PROGRAMS[cycle.goal]
     return next((step for step in steps if step.needed(view, cycle, rules)), None)

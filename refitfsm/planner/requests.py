@@ -1,6 +1,6 @@
 """What may be asked of a fleet, and when: the guards of each goal, as data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from refitfsm.model.fleet import FleetView, Goal, admits, holds_served, holds_staged, usable
@@ -133,9 +133,14 @@ GOAL_GUARDS: dict[Goal, tuple[FleetGuard, ...]] = {
 """For each goal: what must hold of the fleet before anything is sent."""
 
 
-def refusal(fleet: FleetView, request: Request, rules: Rules) -> Refusal | None:
+def refusal(
+    fleet: FleetView,
+    request: Request,
+    rules: Rules,
+    goals: Mapping[Goal, tuple[FleetGuard, ...]] = GOAL_GUARDS,
+) -> Refusal | None:
     """The first guard of the goal that does not hold, or None."""
-    for guard in GOAL_GUARDS[request.goal]:
+    for guard in goals[request.goal]:
         culprit = guard.broken_by(fleet, request, rules)
         if isinstance(culprit, ServerView):
             why = f" ({culprit.reason})" if culprit.reason else ""

@@ -8,7 +8,7 @@ from refitfsm.machine import Referee
 from refitfsm.model.effects import EFFECTS
 from refitfsm.model.guards import GUARDS, Guard
 from refitfsm.model.states import Condition, ServerState
-from refitfsm.model.table import ROWS, TABLE, Row, Verdict
+from refitfsm.model.table import BOOK, ROWS, TABLE, Row, Verdict
 from refitfsm.model.values import Command, CommandKind, Event, EventName, Facts, ServerView
 from refitfsm.planner.judge import judge
 
@@ -17,6 +17,7 @@ FORCED = {
     name: Guard(name, lambda _v, _e, _f, name=name: VALUATION[name], guard.remedy)
     for name, guard in GUARDS.items()
 }
+FORCED_BOOK = BOOK._replace(guards=FORCED)
 CELLS = list(itertools.product(ServerState, EventName))
 
 
@@ -38,7 +39,7 @@ def valuations(state: ServerState, event: EventName) -> list[dict[str, bool]]:
 
 @pytest.fixture(scope="module")
 def referee() -> Referee:
-    return Referee(FORCED)
+    return Referee(FORCED_BOOK)
 
 
 @pytest.mark.parametrize(("state", "event"), CELLS)
@@ -52,7 +53,7 @@ def test_planner_table_and_machine_agree_on_every_valuation(
         VALUATION.clear()
         VALUATION.update(valuation)
         expected = first_that_holds(state, event)
-        judged = judge(view, happening, Facts(), FORCED)
+        judged = judge(view, happening, Facts(), FORCED_BOOK)
         row, ended = referee.judge(view, happening, Facts())
         if expected is None or expected.verdict is Verdict.REFUSE:
             assert judged.verdict is Verdict.REFUSE
