@@ -108,14 +108,19 @@ def moved_by_a_late_answer(view: ServerView, facts: Facts, book: Book) -> str:
     return ""
 
 
+def broken_by(view: ServerView, true: TrueServer, facts: Facts, state: State) -> str:
+    """The first law that one server breaks, as a sentence; empty if none."""
+    for law in LAWS:
+        if not law.holds(view, facts):
+            return f"{law.name}: {law.says} Broken by {view.server}."
+    for other in LAWS_OF_TRUTH:
+        if not other.holds(view, true, state):
+            return f"{other.name}: {other.says} Broken by {view.server}."
+    return ""
+
+
 def broken(state: State) -> str:
     """The first law that a state breaks, as a sentence; empty if none."""
-    fleet, facts = state.fleet, state.fleet.facts
-    for view, true in zip(fleet.servers.values(), state.truth, strict=True):
-        for law in LAWS:
-            if not law.holds(view, facts):
-                return f"{law.name}: {law.says} Broken by {view.server}."
-        for other in LAWS_OF_TRUTH:
-            if not other.holds(view, true, state):
-                return f"{other.name}: {other.says} Broken by {view.server}."
-    return ""
+    facts = state.fleet.facts
+    servers = zip(state.fleet.servers.values(), state.truth, strict=True)
+    return next(filter(None, (broken_by(view, true, facts, state) for view, true in servers)), "")

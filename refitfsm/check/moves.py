@@ -7,12 +7,21 @@ befalls it. Faults are paid from a budget, so that there are finitely many state
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from refitfsm.check.truth import Reply, TrueServer, carry_out, dead, started
+from refitfsm.check.truth import TrueServer, carry_out, dead, started
 from refitfsm.model.fleet import Cycle, FleetView, Goal, Phase
 from refitfsm.model.rules import Rules
 from refitfsm.model.states import Condition, ServerState
 from refitfsm.model.table import BOOK, Book
-from refitfsm.model.values import Capabilities, CommandKind, Event, EventName, Pending, ServerView
+from refitfsm.model.values import (
+    NOTHING_REPORTED,
+    Capabilities,
+    CommandKind,
+    Event,
+    EventName,
+    Pending,
+    Report,
+    ServerView,
+)
 from refitfsm.planner.cycle import Abandon, Decide, Input, ServerEvent, Tick, decide
 from refitfsm.planner.requests import Request
 
@@ -88,10 +97,8 @@ def moves(state: State, world: World) -> Iterator[Move]:
             yield from _answers(state, index, name, view.pending, world)
         if is_out(view):
             continue
-        if state.faults and state.truth[index].alive:
-            yield _unnoticed(state, index, name, "server dies", dead(state.truth[index]))
-        if state.faults and state.truth[index].same:
-            yield _unnoticed(state, index, name, "server is started again", started(world.chunks))
+        for what, after in unnoticed(state.truth[index], world) if state.faults else ():
+            yield Move(what, name, None, 0.0, _with(state, index, after, paid=1), True)
     cycle = state.fleet.cycle
     if cycle is None:
         yield from _requests(state, world)
@@ -105,21 +112,37 @@ def _with(state: State, index: int, true: TrueServer, *, paid: int = 0) -> State
 
 
 def _answers(state: State, index: int, name: str, pending: Pending, world: World) -> Iterator[Move]:
-    command, true = pending.command, state.truth[index]
     pushes = state.fleet.servers[name].content.cycle == pending.cycle
+    for each in outcomes(state.truth[index], pending, world, pushes=pushes, faults=state.faults > 0):
+        told = Event(each.event, cycle=pending.cycle, seq=pending.seq, report=each.report)
+        after = _with(state, index, each.true, paid=each.is_fault)
+        yield Move(each.name, name, ServerEvent(name, told), 0.0, after, each.is_fault, each.fatal)
+
+
+class Outcome(NamedTuple):
+    """What can become of a command in flight: what the driver reports, and what the server is then."""
+
+    name: str
+    event: EventName
+    report: Report
+    true: TrueServer
+    is_fault: bool
+    fatal: str = ""
+
+
+def outcomes(
+    true: TrueServer, pending: Pending, world: World, *, pushes: bool, faults: bool
+) -> Iterator[Outcome]:
+    """The answer of a server that no fault befalls; then, if there may be any, what each fault makes of it.
+
+    Args:
+        pushes: the weights in the server's memory are of the cycle that is open, so its trainer has them.
+    """
+    kind = pending.command.kind
     reply = carry_out(true, pending, world.able, pending.cycle if pushes else None)
-
-    def event_of(event: EventName, reply: Reply | None) -> Event:
-        said = Event(event, cycle=pending.cycle, seq=pending.seq)
-        return said._replace(report=reply.report) if reply is not None else said
-
-    given = ServerEvent(name, event_of(reply.event, reply))
-    what = f"{command.kind}: {reply.event}"
-    yield Move(what, name, given, 0.0, _with(state, index, reply.server), False, reply.fatal)
-    if not state.faults:
-        return
-    for fault in FAULTS:
-        if command.kind is CommandKind.DRAIN and fault.name not in _OF_A_DRAIN:
+    yield Outcome(f"{kind}: {reply.event}", reply.event, reply.report, reply.server, False, reply.fatal)
+    for fault in FAULTS if faults else ():
+        if kind is CommandKind.DRAIN and fault.name not in _OF_A_DRAIN:
             continue
         if not true.alive and (fault.applied or fault.kills):
             continue
@@ -130,19 +153,21 @@ def _answers(state: State, index: int, name: str, pending: Pending, world: World
             if reply.event in (EventName.DIED, EventName.REFUSED):
                 continue
             after = reply.server
-        changed = _with(state, index, after, paid=1)
-        told = ServerEvent(name, event_of(fault.event, None))
-        yield Move(f"{command.kind}: {fault.name}", name, told, 0.0, changed, True, "")
+        yield Outcome(f"{kind}: {fault.name}", fault.event, NOTHING_REPORTED, after, True)
+
+
+def unnoticed(true: TrueServer, world: World) -> Iterator[tuple[str, TrueServer]]:
+    """What can befall a server without anybody's notice, as faults do."""
+    if true.alive:
+        yield "server dies", dead(true)
+    if true.same:
+        yield "server is started again", started(world.chunks)
 
 
 def is_out(view: ServerView) -> bool:
     """Whether nothing is ever asked of a server again: what it is, and what is believed of it, is all one."""
     offline = view.state is ServerState.OFFLINE and view.pending is None and view.seq > 0
     return offline or view.condition in (Condition.SUSPECT, Condition.RETIRED)
-
-
-def _unnoticed(state: State, index: int, name: str, what: str, after: TrueServer) -> Move:
-    return Move(what, name, None, 0.0, _with(state, index, after, paid=1), True)
 
 
 def _interruptions(state: State, cycle: Cycle) -> Iterator[Move]:
@@ -153,15 +178,18 @@ def _interruptions(state: State, cycle: Cycle) -> Iterator[Move]:
 
 
 def _requests(state: State, world: World) -> Iterator[Move]:
-    fleet = state.fleet
-    new, sizes = fleet.serving_version + 1, (1,) * world.chunks
-    asked = {
-        Goal.RELEASE: Request(Goal.RELEASE),
-        Goal.RESUME: Request(Goal.RESUME),
-        Goal.REFIT: Request(Goal.REFIT, new, sizes),
-        Goal.STAGE: Request(Goal.STAGE, new, sizes),
-        Goal.COMMIT: Request(Goal.COMMIT, new),
-        Goal.FLUSH: Request(Goal.FLUSH),
-    }
-    for goal, request in asked.items():
-        yield Move(f"asked: {goal}", "", request, 0.0, state, False)
+    for request in requests(state.fleet.serving_version, world):
+        yield Move(f"asked: {request.goal}", "", request, 0.0, state, False)
+
+
+def requests(serving_version: int, world: World) -> tuple[Request, ...]:
+    """All that callers ask of a fleet that is enrolled."""
+    new, sizes = serving_version + 1, (1,) * world.chunks
+    return (
+        Request(Goal.RELEASE),
+        Request(Goal.RESUME),
+        Request(Goal.REFIT, new, sizes),
+        Request(Goal.STAGE, new, sizes),
+        Request(Goal.COMMIT, new),
+        Request(Goal.FLUSH),
+    )

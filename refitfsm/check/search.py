@@ -134,23 +134,23 @@ def step(state: State, move: Move, world: World, seen: Result) -> tuple[State, s
     if move.given is None:
         return after, ""
     decision = world.decide(after.fleet, move.given, move.now_s, world.rules)
-    after = after._replace(fleet=decision.fleet, serving=_serving(after, decision))
-    return after, _noted(decision, seen)
+    serving = serving_after(decision, after.serving, after.fleet.staged)
+    return after._replace(fleet=decision.fleet, serving=serving), noted(decision, seen)
 
 
-def _serving(state: State, decision: Decision) -> int:
-    """The push whose weights the fleet serves after a decision."""
-    serving = state.serving
+def serving_after(decision: Decision, serving: int, staged: int) -> int:
+    """The push whose weights the fleet serves after a decision, by what was decided."""
     for record in decision.records:
         if isinstance(record, FleetRecord) and record.turn is Turn.COMMITTED and record.cycle is not None:
             if record.cycle.goal is Goal.REFIT:
                 serving = record.cycle.id
             elif record.cycle.goal is Goal.COMMIT:
-                serving = state.fleet.staged
+                serving = staged
     return serving
 
 
-def _noted(decision: Decision, seen: Result) -> str:
+def noted(decision: Decision, seen: Result) -> str:
+    """Count what was taken. Returns the law that is broken where the table refuses what the planner asks."""
     for record in decision.records:
         if isinstance(record, ServerRecord):
             if record.verdict is Verdict.TAKE:

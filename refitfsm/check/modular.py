@@ -1,0 +1,388 @@
+"""Every interleaving of a fleet, a server at a time: what each can be, beside each centre.
+
+Servers meet only in what their fleet knows as one (`joint`). So the search keeps, for each centre, the set
+of all that a server can be beside it, and never their product. A step of one server moves that server; where
+it turns the cycle it moves the centre, and with it whatever may sit beside. This takes in every interleaving,
+and some that cannot be, where the pasts of two servers exclude each other: what holds here holds. What does
+not may be a false alarm; `search` looks for it in full, and has the shortest way there.
+
+States come in the order of the fewest faults that lead to them, so each is looked at once.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, combinations_with_replacement, permutations, product
+
+from refitfsm.check import laws
+from refitfsm.check.codes import CLOSES_S, Codes
+from refitfsm.check.joint import (
+    BrokenLaw,
+    Centre,
+    Entangled,
+    Flags,
+    Outcome,
+    Planner,
+    Question,
+    centre_of,
+    flags_of,
+    fleet_of,
+)
+from refitfsm.check.moves import Outcome as Answer
+from refitfsm.check.moves import State, is_out, outcomes, requests, unnoticed
+from refitfsm.check.search import start
+from refitfsm.check.situations import ANY, Again, Arrow, Class, Edge, Place, Server, Situation
+from refitfsm.check.truth import TrueServer
+from refitfsm.model.fleet import FleetView, Goal, Phase, admits, holds_served, holds_staged, usable
+from refitfsm.model.values import Event, EventName, Report, ServerView
+from refitfsm.planner.cycle import Abandon, ServerEvent, Tick
+
+GIVES_UP = Question("the caller gives up", Abandon("the caller gave up"), busy=True)
+TIME_IS_UP = Question("the time is up", Tick(), CLOSES_S)
+TURNS_OVER = Question("nobody does anything any more", Tick())
+_FAULTS = frozenset({GIVES_UP.name, TIME_IS_UP.name})
+_NOTHING = frozenset({"refused", "absorbed"})
+_TROUBLE = frozenset({"aborting", "dropped"})
+_STILL = State(FleetView({}), (), 0)
+
+
+class Modular:
+    """The search.
+
+    Args:
+        heals: nothing goes wrong, refits are all that is asked for, and every step is kept.
+    """
+
+    def __init__(self, servers: int, faults: int, planner: Planner, *, heals: bool = False) -> None:
+        self.servers, self.faults, self.planner, self.heals = servers, faults, planner, heals
+        self.situations: dict[tuple[Centre, tuple[Flags, ...]], Situation] = {}
+        self.edges: list[Edge] = []
+        self.steps = 0
+        self._todo: list[list[tuple[Situation, Flags, Server]]] = [[] for _ in range(faults + 1)]
+        self.views: list[ServerView] = []
+        self.trues: list[TrueServer] = []
+        self._view_numbers: dict[ServerView, int] = {}
+        self._true_numbers: dict[TrueServer, int] = {}
+        self._answers: dict[tuple[object, ...], Outcome] = {}
+        self._turned: dict[tuple[object, ...], tuple[Outcome, Again]] = {}
+        self._images: dict[tuple[object, ...], dict[int, tuple[int, ServerView]]] = {}
+        self._classes: dict[tuple[object, ...], Class] = {}
+        self._recoded: dict[tuple[object, ...], int] = {}
+        self._outcomes: dict[Server, tuple[Answer, ...]] = {}
+        self._judged: set[tuple[object, ...]] = set()
+        self._late: set[ServerView] = set()
+
+    # -- what there is -------------------------------------------------------------------------------
+
+    @property
+    def states(self) -> int:
+        """What servers can be: in all situations together."""
+        return sum(len(each) for here in self.situations.values() for each in here.servers.values())
+
+    def run(self) -> None:
+        """From a fleet that is being enrolled to the fixed point.
+
+        Raises:
+            BrokenLaw: a law does not hold.
+            Entangled: servers cannot be taken apart under this planner.
+        """
+        world = self.planner.world
+        first = start(self.servers, self.faults, world)
+        centre, codes = centre_of(first.fleet, 0, world.rules.attempts)
+        flags = tuple(flags_of(first.fleet.cycle, name) for name in first.fleet.servers)
+        here = self.situation(centre, flags)
+        for each, view, true in zip(flags, first.fleet.servers.values(), first.truth, strict=True):
+            self.add(here, each, (self._view(codes.view(view)), self._true(codes.true(true, view))), 0)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """To the fixed point, from what was added."""
+        for price, todo in enumerate(self._todo):
+            while todo:
+                self._settle(*todo.pop(), price)
+
+    def situation(self, centre: Centre, flags: Iterable[Flags]) -> Situation:
+        key = (centre, tuple(sorted(flags)))
+        if key not in self.situations:
+            self.situations[key] = Situation(len(self.situations), *key)
+        return self.situations[key]
+
+    def add(self, here: Situation, flags: Flags, server: Server, price: int) -> None:
+        """A server can be this, after so many faults of the whole fleet."""
+        if price <= self.faults and server not in here.servers.get(flags, ()):
+            self._todo[price].append((here, flags, server))
+
+    def _view(self, view: ServerView) -> int:
+        number = self._view_numbers.setdefault(view, len(self.views))
+        if number == len(self.views):
+            self.views.append(view)
+        return number
+
+    def _true(self, true: TrueServer) -> int:
+        number = self._true_numbers.setdefault(true, len(self.trues))
+        if number == len(self.trues):
+            self.trues.append(true)
+        return number
+
+    def _recode(self, true: TrueServer, believed: ServerView, codes: Codes) -> int:
+        key = (true, believed.content.cycle, is_out(believed), codes)
+        if key not in self._recoded:
+            self._recoded[key] = self._true(codes.true(true, believed))
+        return self._recoded[key]
+
+    # -- one server ----------------------------------------------------------------------------------
+
+    def _settle(self, here: Situation, flags: Flags, server: Server, price: int) -> None:
+        mine = here.servers.setdefault(flags, {})
+        if server in mine:
+            return
+        mine[server] = price
+        if here.is_manned:
+            self._expand(here, flags, server, price)
+        elif len(here.servers) == len(set(here.flags)):
+            here.is_manned = True
+            for others, known in list(here.servers.items()):
+                for each in list(known):
+                    known[each] = price
+                    self._expand(here, others, each, price)
+
+    def _expand(self, here: Situation, flags: Flags, server: Server, price: int) -> None:
+        self._judge(here.centre, server)
+        view, true = self.views[server[0]], self.trues[server[1]]
+        if view.pending is not None:
+            for answer in self._answers_of(server):
+                if price + answer.is_fault <= self.faults:
+                    self._answered(here, flags, server, answer, price + answer.is_fault)
+        if price < self.faults and not is_out(view):
+            for _, after in unnoticed(true, self.planner.world):
+                self.steps += 1
+                self.add(here, flags, (server[0], self._true(after)), price + 1)
+        self._put(here, Place("", flags, ANY), server, price)
+        for question in self._questions(here):
+            if question is not TURNS_OVER or view.pending is None:
+                self._classed(here, flags, server, price, question)
+
+    def _judge(self, centre: Centre, server: Server) -> None:
+        """Every law, once."""
+        if (centre, server) in self._judged:
+            return
+        self._judged.add((centre, server))
+        view, true = self.views[server[0]], self.trues[server[1]]
+        facts = fleet_of(centre, (), ()).facts
+        why = laws.broken_by(view, true, facts, _STILL._replace(serving=centre.truly_serving))
+        if not why and view not in self._late:
+            self._late.add(view)
+            why = laws.moved_by_a_late_answer(view, facts, self.planner.world.book)
+        if why:
+            raise BrokenLaw(why)
+
+    def _answers_of(self, server: Server) -> tuple[Answer, ...]:
+        if server not in self._outcomes:
+            view, true = self.views[server[0]], self.trues[server[1]]
+            assert view.pending is not None  # noqa: S101 - for the type checker
+            pushes = view.content.cycle == view.pending.cycle
+            found = outcomes(true, view.pending, self.planner.world, pushes=pushes, faults=self.faults > 0)
+            self._outcomes[server] = tuple(found)
+        return self._outcomes[server]
+
+    def _answered(self, here: Situation, flags: Flags, server: Server, answer: Answer, price: int) -> None:
+        self.steps += 1
+        if answer.fatal:
+            raise BrokenLaw(f"no_command_kills: a server died of {answer.fatal}")
+        view = self.views[server[0]]
+        key = (here.centre, flags, server[0], answer.event, answer.report)
+        if key not in self._answers:
+            question = _event(view, answer.event, answer.report, 0)
+            self._answers[key] = self.planner.ask(here.centre, (flags,), (view,), question)
+        alone = self._answers[key]
+        if alone.turns:
+            self._turns(here, flags, server, answer, price)
+            return
+        after = self._view(alone.views[0]), self._recode(answer.true, alone.raw[0], alone.codes)
+        self._step(here, flags, server, here, flags, after, price, blamed=False)
+
+    def _step(  # noqa: PLR0917 - from where to where
+        self,
+        here: Situation,
+        flags: Flags,
+        server: Server,
+        there: Situation,
+        flags_after: Flags,
+        after: Server,
+        price: int,
+        *,
+        blamed: bool,
+    ) -> None:
+        self.add(there, flags_after, after, price)
+        if self.heals:
+            source, target = (here.number, flags, server), (there.number, flags_after, after)
+            self.edges.append(Edge(source, target, blamed))
+
+    # -- turns ---------------------------------------------------------------------------------------
+
+    def _turns(self, here: Situation, flags: Flags, server: Server, answer: Answer, price: int) -> None:
+        """What happens to one server turns the cycle, for all."""
+        seat = here.flags.index(flags)
+        key = (here.number, flags, server[0], answer.event, answer.report)
+        if key not in self._turned:
+            views = [self.views[number] for number in here.first_views()]
+            views[seat] = self.views[server[0]]
+            question = _event(views[seat], answer.event, answer.report, seat)
+            outcome = self.planner.ask(here.centre, here.flags, tuple(views), question)
+            self._turned[key] = outcome, Again(here.flags, tuple(views), seat, question, outcome)
+        outcome, again = self._turned[key]
+        there = self.situation(outcome.centre, outcome.flags)
+        after = self._view(outcome.views[seat]), self._recode(answer.true, outcome.raw[seat], outcome.codes)
+        blamed = any(turn in _TROUBLE for turn, *_ in outcome.turns)
+        self._step(here, flags, server, there, outcome.flags[seat], after, price, blamed=blamed)
+        for other, each in enumerate(here.flags):
+            if other != seat:
+                self._arrow(here, Place("", each, ANY), there, again._replace(seat=other), price, 0)
+
+    def _arrow(  # noqa: PLR0917 - from where to where
+        self, here: Situation, place: Place, there: Situation, again: Again, price: int, cost: int
+    ) -> None:
+        outcome = again.outcome
+        flags = outcome.flags[again.seat]
+        turns = tuple(turn for turn, *_ in outcome.turns)
+        key = (there.number, flags, outcome.codes, turns)
+        arrows = here.arrows.setdefault(place, {})
+        if key in arrows and arrows[key].price <= price:
+            return
+        images = self._images.setdefault(
+            (here.centre, place.question, place.flags, flags, outcome.centre, outcome.codes, turns), {}
+        )
+        committed = turns[0] == "committed" or (
+            here.centre.cycle is not None and here.centre.cycle.phase is Phase.COMMITTED
+        )
+        arrow = Arrow(
+            there,
+            flags,
+            outcome.codes,
+            again,
+            price,
+            cost,
+            blamed=bool(place.question) and "aborting" in turns,
+            opens=committed and "closed" in turns and not place.flags.failed and not place.flags.given_up,
+            images=images,
+        )
+        arrows[key] = arrow
+        for server, faults in tuple(here.places.get(place, ())):
+            self._follow(here, place, arrow, server, faults)
+
+    def _follow(self, here: Situation, place: Place, arrow: Arrow, server: Server, faults: int) -> None:
+        """A server is taken along."""
+        price = max(faults + arrow.cost, arrow.price)
+        if price > self.faults:
+            return
+        self.steps += 1
+        if server[0] not in arrow.images:
+            arrow.images[server[0]] = self._image(here, arrow, server[0])
+        number, raw = arrow.images[server[0]]
+        if self.heals and arrow.opens and usable(raw) and not admits(raw):
+            raise BrokenLaw("a_fleet_heals: after a commit a server that can be used does not serve")
+        after = number, self._recode(self.trues[server[1]], raw, arrow.codes)
+        self._step(here, place.flags, server, arrow.target, arrow.flags, after, price, blamed=arrow.blamed)
+
+    def _image(self, here: Situation, arrow: Arrow, view: int) -> tuple[int, ServerView]:
+        again, seat = arrow.again, arrow.again.seat
+        views = (*again.views[:seat], self.views[view], *again.views[seat + 1 :])
+        outcome = self.planner.ask(here.centre, again.flags, views, again.question)
+        expected = again.outcome
+        if (outcome.centre, outcome.flags) != (expected.centre, expected.flags):
+            mine, theirs = self.views[view], again.views[seat]
+            raise Entangled(f"{again.question.name}: {mine} turns the cycle otherwise than {theirs}")
+        return self._view(outcome.views[seat]), outcome.raw[seat]
+
+    def _put(self, here: Situation, place: Place, server: Server, price: int) -> None:
+        """A server is in a place: it is taken along by every turn that is known."""
+        for arrow in tuple(here.arrows.get(place, {}).values()):
+            self._follow(here, place, arrow, server, price)
+        here.places.setdefault(place, []).append((server, price))
+
+    # -- questions to all ----------------------------------------------------------------------------
+
+    def _questions(self, here: Situation) -> Iterator[Question]:
+        cycle = here.centre.cycle
+        if cycle is None:
+            for request in requests(here.centre.serving_version, self.planner.world):
+                if not self.heals or request.goal is Goal.REFIT:
+                    yield Question(f"asked: {request.goal}", request)
+            return
+        yield TURNS_OVER
+        if self.faults:
+            yield TIME_IS_UP
+            if cycle.phase is Phase.WORKING:
+                yield GIVES_UP
+
+    def _classed(self, here: Situation, flags: Flags, server: Server, price: int, question: Question) -> None:
+        kind = self._class_of(here.centre, flags, server[0], question)
+        self._put(here, Place(question.name, flags, kind), server, price)
+        known = here.classes.setdefault((question.name, flags), {})
+        if kind not in known:
+            known[kind] = server[0], price
+            for seated in self._seatings(here, question, (flags, kind)):
+                self._asked(here, question, seated)
+
+    def _class_of(self, centre: Centre, flags: Flags, number: int, question: Question) -> Class:
+        """All that may differ between two servers in what the fleet makes of a question."""
+        key = (centre, flags, number, question.name)
+        if key not in self._classes:
+            view = self.views[number]
+            alone = self.planner.ask(centre, (flags,), (view,), question)
+            found: Class = (alone.turns, alone.issued, alone.flags, view.checksum)
+            if centre.cycle is None:
+                found += self._said_of(centre, view)
+            self._classes[key] = found
+        return self._classes[key]
+
+    def _said_of(self, centre: Centre, view: ServerView) -> Class:
+        """What the guards of goals read of a server."""
+        facts = fleet_of(centre, (), ()).facts
+        return (
+            view.state,
+            view.condition,
+            usable(view),
+            admits(view),
+            holds_served(view, facts),
+            holds_staged(view, centre.staged, centre.serving_version + 1),
+            bool(self.planner.world.rules.release_tags & view.resident),
+        )
+
+    def _seatings(
+        self, here: Situation, question: Question, new: tuple[Flags, Class]
+    ) -> Iterator[tuple[tuple[Flags, Class], ...]]:
+        """Every way to seat servers of the known classes, at least one of them of the new class."""
+        groups = []
+        for flags, count in sorted(Counter(here.flags).items()):
+            known = [(flags, kind) for kind in here.classes.get((question.name, flags), ())]
+            groups.append(tuple(combinations_with_replacement(known, count)))
+        for found in product(*groups):
+            seated = tuple(chain.from_iterable(found))
+            if new not in seated:
+                continue
+            # When the time is up, servers fail one after another: the first one is what aborts the cycle.
+            yield from set(permutations(seated)) if question is TIME_IS_UP else (seated,)
+
+    def _asked(self, here: Situation, question: Question, seated: tuple[tuple[Flags, Class], ...]) -> None:
+        first = [here.classes[question.name, flags][kind] for flags, kind in seated]
+        cost = int(question.name in _FAULTS)
+        price = max(price for _, price in first) + cost
+        if price > self.faults:
+            return
+        views = tuple(self.views[number] for number, _ in first)
+        flags = tuple(each for each, _ in seated)
+        outcome = self.planner.ask(here.centre, flags, views, question)
+        if not outcome.turns and question is TURNS_OVER:
+            raise BrokenLaw("a_cycle_ends: nobody does anything, and the cycle stays open")
+        if outcome.turns and outcome.turns[0][0] in _NOTHING:
+            return
+        there = self.situation(outcome.centre, outcome.flags)
+        for seat, (each, kind) in enumerate(seated):
+            again = Again(flags, views, seat, question, outcome)
+            self._arrow(here, Place(question.name, each, kind), there, again, price, cost)
+
+
+def _event(view: ServerView, name: EventName, report: Report, seat: int) -> Question:
+    assert view.pending is not None  # noqa: S101 - for the type checker
+    event = Event(name, cycle=view.pending.cycle, seq=view.pending.seq, report=report)
+    return Question("", ServerEvent(f"s{seat}", event), busy=True)
