@@ -200,5 +200,5 @@ def _answer(
     compares = command.level in (VerifyLevel.CONTENT, VerifyLevel.SAMPLE)
     if compares and expected is not None and server.push != expected:
         return EventName.FAILED, NOTHING_REPORTED
-    checksum = f"v{server.push}" if command.level.needs_checksums else ""
+    checksum = str(server.push) if command.level.needs_checksums else ""
     return EventName.VERIFIED, Report(version=server.label, checksum=checksum)

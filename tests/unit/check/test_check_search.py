@@ -16,7 +16,7 @@ from refitfsm.model.fleet import Goal
 from refitfsm.model.guards import GUARDS, Guard
 from refitfsm.model.states import ServerState
 from refitfsm.model.table import TABLE
-from refitfsm.model.values import EventName
+from refitfsm.model.values import EventName, VerifyLevel
 from refitfsm.planner import program
 
 ENOUGH = 60_000
@@ -37,6 +37,17 @@ def test_under_a_shipped_policy_every_law_holds_in_every_state(policy: str) -> N
         result = search(1, 1, named.world)
         assert result.complete
         assert result.broken is None, "\n".join(script(result.broken))
+
+
+@pytest.mark.parametrize("level", VerifyLevel)
+def test_under_every_proof_every_law_holds(level: VerifyLevel) -> None:
+    """Whatever proof the policy asks for, also one that servers are compared by, the search comes to its end."""
+    rules = policies.load("colocated").rules._replace(verify=level)
+    for named in worlds(rules):
+        alone, together = search(1, 1, named.world), search(2, 0, named.world)
+        for result in (alone, together):
+            assert result.complete
+            assert result.broken is None, "\n".join(script(result.broken))
 
 
 def test_two_servers_meet_at_the_commit() -> None:
