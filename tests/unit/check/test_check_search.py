@@ -41,7 +41,7 @@ def test_under_a_shipped_policy_every_law_holds_in_every_state(policy: str) -> N
 
 @pytest.mark.parametrize("level", VerifyLevel)
 def test_under_every_proof_every_law_holds(level: VerifyLevel) -> None:
-    """Whatever proof the policy asks for, also one that servers are compared by, the search comes to its end."""
+    """Whatever proof the policy asks for, the search comes to its end."""
     rules = policies.load("colocated").rules._replace(verify=level)
     for named in worlds(rules):
         alone, together = search(1, 1, named.world), search(2, 0, named.world)
