@@ -1,9 +1,10 @@
 """Host memory shared with servers of this machine and user, by the name of a file in shared memory."""
 
+import math
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +13,7 @@ from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.lending import Counter as Count
 from refitfsm.weights.lending import Lent
 from refitfsm.weights.opcodes import Value
-from refitfsm.weights.shared import shared_value
+from refitfsm.weights.shared import named_value
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +24,14 @@ class HostMemory:
 
     place = ""
 
-    def settle_in(self, tensors: "Iterable[torch.Tensor]") -> None:
-        """Move tensors to shared memory now, so that their addresses stay what they are from here on."""
-        for tensor in tensors:
-            shared_value(tensor)
+    def settle_in(self, tensors: "Mapping[str, torch.Tensor]") -> None:
+        """Move tensors to shared memory now, so that their addresses stay what they are from here on.
+
+        Raises:
+            WeightsError: this memory cannot be shared with another process.
+        """
+        for name, tensor in tensors.items():
+            named_value(name, tensor)
 
     def lend(self, tensors: "Mapping[str, torch.Tensor]", *, keep: bool = False) -> Lent:
         """See `Memory.lend`."""
@@ -34,11 +39,11 @@ class HostMemory:
         counters: list[Count] = []
         for name, tensor in tensors.items():
             try:
-                values[name] = shared_value(tensor)
-            except WeightsError as error:
+                values[name] = named_value(name, tensor)
+            except WeightsError:
                 for counter in counters:
                     counter.write_off()
-                raise WeightsError(f"tensor {name!r}: {error}") from None
+                raise
             storage = tensor.untyped_storage()
             _, handle, _ = storage._share_filename_cpu_()
             storage._shared_incref()  # noqa: SLF001 - the borrower counts down what it was sent
@@ -99,12 +104,15 @@ class HostCount:
                 self._give_up()
                 self._strike()
 
-    def _users(self) -> int:
+    def _users(self) -> float:
+        """By how many the file is mapped: none if it is gone, any number if it cannot be read."""
         try:
             with self._path.open("rb") as file:
                 return int(USERS.unpack(file.read(USERS.size))[0])
-        except (OSError, struct.error):
+        except FileNotFoundError:
             return 0
+        except (OSError, struct.error):
+            return math.inf
 
     def _strike(self) -> None:
         self._back = True

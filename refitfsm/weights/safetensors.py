@@ -78,6 +78,15 @@ class CheckpointFolder:
             raise WeightsError(f"the checkpoint has no tensor {name!r}: take names from its manifest")
         return place.file.view(place.begin, place.end)
 
+    def require_open(self) -> None:
+        """Whether its tensors can be read.
+
+        Raises:
+            WeightsError: it was closed.
+        """
+        for file in self._files:
+            file.view(0, 0)
+
     def close(self) -> None:
         """Let go of the files. Idempotent; views handed out before stay valid."""
         for file in self._files:

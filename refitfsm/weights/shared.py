@@ -32,7 +32,7 @@ def shared_entry(pairs: "Iterable[tuple[str, torch.Tensor]]") -> bytes:
     Raises:
         WeightsError: a tensor cannot be shared.
     """
-    named = [(name, tensor, _value(name, tensor)) for name, tensor in pairs]
+    named = [(name, tensor, named_value(name, tensor)) for name, tensor in pairs]
     for _, tensor, _ in named:
         tensor.untyped_storage()._shared_incref()  # noqa: SLF001 - torch's own pickling does the same
     entry: list[Value] = [(name, value) for name, _, value in named]
@@ -46,17 +46,25 @@ def shared_value(tensor: "torch.Tensor") -> Value:
     (`data_ptr`) changes, and all tensors of the same storage move with it. Its users are not counted.
 
     Raises:
-        WeightsError: it is not a dense CPU tensor, or has no elements.
+        WeightsError: it is not a dense CPU tensor, or has no elements, or there is no room for it.
     """
     _check(tensor)
-    manager, handle, nbytes = tensor.untyped_storage()._share_filename_cpu_()
+    try:
+        manager, handle, nbytes = tensor.untyped_storage()._share_filename_cpu_()
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise WeightsError(
+            f"its memory cannot be shared ({reason}): give /dev/shm room for all tensors, such as a"
+            " container's --shm-size 64g, or leave share_host_memory out, so that bytes travel"
+        ) from error
     storage = Call(_REBUILD_FILE, (_STORAGE, bytes(manager), bytes(handle), int(nbytes)))
     dtype = Global("torch", str(tensor.dtype).removeprefix("torch."))
     metadata = (int(tensor.storage_offset()), _ints(tensor.shape), _ints(tensor.stride()), False)
     return Call(_REBUILD_TENSOR, (_TENSOR, Call(_REBUILD_TYPED, (storage, dtype)), metadata))
 
 
-def _value(name: str, tensor: "torch.Tensor") -> Value:
+def named_value(name: str, tensor: "torch.Tensor") -> Value:
+    """`shared_value`, whose error names the tensor."""
     try:
         return shared_value(tensor)
     except WeightsError as error:

@@ -73,6 +73,7 @@ class CheckpointSource:
 
     def plan(self, wish: PushWish) -> PushPlan:
         """See `WeightSource.plan`. A folder's bytes are in no memory that a server could map."""
+        self._folder.require_open()
         match wish.strategy:
             case Strategy.AUTO | Strategy.LIST:
                 return plan_list(self.manifest, wish.chunk_bytes_max)

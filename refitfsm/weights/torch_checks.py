@@ -11,12 +11,19 @@ from refitfsm.weights.payload import check_sendable
 if TYPE_CHECKING:
     import torch
 
+
+def _is_lazy(tensor: "torch.Tensor") -> bool:
+    """Whether it is a parameter of one of torch's lazy modules, which makes it at its first run."""
+    return hasattr(tensor, "materialize")
+
+
 # Asked by attribute, since the package imports without torch, and in an order that makes each question safe.
 _REFUSALS: "tuple[tuple[Callable[[torch.Tensor], bool], str], ...]" = (
     (
         lambda t: not hasattr(t, "data_ptr"),
         "is a {type}, not a torch tensor: convert it with torch.as_tensor",
     ),
+    (_is_lazy, "has no shape yet: run the model once, or load its checkpoint"),
     (lambda t: hasattr(t, "full_tensor"), "is a DTensor, here only in part: give tensor.full_tensor()"),
     (lambda t: hasattr(t, "__tensor_flatten__"), "is a {type}, made of other tensors: give a plain tensor"),
     (lambda t: t.is_meta, "is on the meta device and has no values: load the model first"),
@@ -64,6 +71,10 @@ def _problem(tensor: "torch.Tensor") -> str | None:
     return None
 
 
+_EXTRA_STATE = "_extra_state"
+"""How torch ends the name of what a module saves beside its tensors."""
+
+
 @runtime_checkable
 class Module(Protocol):
     """A `torch.nn.Module`, as far as it matters here."""
@@ -76,19 +87,23 @@ class Module(Protocol):
 def untied(module: Module) -> "dict[str, torch.Tensor]":
     """A module's state under the names of its checkpoint: tied weights once, as Hugging Face saves them.
 
+    What modules save beside their tensors (`get_extra_state`) is no part of a checkpoint, and left out.
+
     Raises:
-        WeightsError: its state is not made of tensors.
+        WeightsError: it is a class, or its state is not made of tensors.
     """
-    state = module.state_dict()
+    if isinstance(module, type):
+        raise WeightsError(f"{module.__name__} is a class: give a module that was made of it")
+    state = {name: held for name, held in module.state_dict().items() if not name.endswith(_EXTRA_STATE)}
     for name, tensor in state.items():
         if not hasattr(tensor, "data_ptr"):
             kind = type(module).__name__
             raise WeightsError(f"a {kind} is no module: {name!r} of its state is no tensor; give the model's")
     tied = set(getattr(module, "_tied_weights_keys", None) or ())
-    places = {tensor.data_ptr() for name, tensor in state.items() if name not in tied}
-    return {
-        name: tensor for name, tensor in state.items() if name not in tied or tensor.data_ptr() not in places
-    }
+    made = {name: tensor for name, tensor in state.items() if not _is_lazy(tensor)}
+    places = {tensor.data_ptr() for name, tensor in made.items() if name not in tied}
+    twice = {name for name, tensor in made.items() if name in tied and tensor.data_ptr() in places}
+    return {name: tensor for name, tensor in state.items() if name not in twice}
 
 
 def lie(tensor: "torch.Tensor") -> tuple[object, ...]:

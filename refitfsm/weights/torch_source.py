@@ -103,6 +103,7 @@ class TorchSource:
 
     def plan(self, wish: PushWish) -> PushPlan:
         """See `WeightSource.plan`. Handles carry no bytes, so there is no limit to a push of them."""
+        self._require_open()
         self._read_again()
         strategy = wish.strategy
         if self._by_bytes:
@@ -132,11 +133,15 @@ class TorchSource:
     def _settle_in(self) -> None:
         for replica in self._replicas:
             if self._shares and isinstance(replica.memory, HostMemory):
-                replica.memory.settle_in(replica.tensors.values())
+                replica.memory.settle_in(replica.tensors)
 
     def _look(self) -> "list[dict[str, tuple[object, ...]]]":
         """How each replica's tensors lie, to see whether any is other than when it was checked."""
         return [{name: lie(t) for name, t in replica.tensors.items()} for replica in self._replicas]
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise WeightsError("this source was closed: make a new one, and close it after the last refit")
 
     def _require_unmoved(self, names: Iterable[str]) -> None:
         for lies, replica in zip(self._lies, self._replicas, strict=True):
@@ -170,8 +175,7 @@ class TorchSource:
 
     def offer(self, chunk: ChunkPlan, target: Target) -> Offer:
         """See `WeightSource.offer`."""
-        if self._closed:
-            raise WeightsError("the tensors of this source were let go: make a new source for each refit")
+        self._require_open()
         self._require_unmoved(chunk.names)
         self._ledger.write_off_earlier(target)
         if self._by_bytes:

@@ -1,10 +1,15 @@
 """A source that is kept looks at its tensors anew: it sends what they are, or says what is wrong."""
 
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
 from refitfsm.pushes import as_source
 from refitfsm.weights.errors import WeightsError
+from refitfsm.weights.files import tiny_checkpoint
 from refitfsm.weights.offer import RankPlace, Target
 from refitfsm.weights.plan import PushWish, Strategy
 from refitfsm.weights.torch_source import TorchSource
@@ -41,6 +46,65 @@ def test_tied_weights_are_sent_once() -> None:
     net.last.weight = net.first.weight
     net._tied_weights_keys = ["last.weight"]  # type: ignore[assignment]
     assert list(sent(TorchSource(net))) == ["first.weight"]
+
+
+class Scaled(torch.nn.Linear):
+    def get_extra_state(self) -> object:
+        return {"scale": 2}
+
+    def set_extra_state(self, state: object) -> None: ...
+
+
+def test_what_a_module_saves_beside_its_tensors_is_not_sent() -> None:
+    """Extra state is no part of a checkpoint: the tensors are sent as if there were none."""
+    assert list(sent(TorchSource(Scaled(3, 4, bias=False)))) == ["weight"]
+
+
+def test_a_closed_source_is_refused_before_the_refit_begins(tmp_path: Path) -> None:
+    """What was let go is not planned, whatever it was made of; the error is ours, in one line."""
+    folder = as_source(tiny_checkpoint(tmp_path, seed=0))
+    for source in (TorchSource(Net()), TorchSource(Net(), share_host_memory=True), folder):
+        source.plan(PushWish())
+        source.close()
+        source.close()
+        with pytest.raises(WeightsError, match=r"was closed: (make a new one|open the checkpoint again)"):
+            source.plan(PushWish())
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file, in shared memory neither, may be larger than a mebibyte."""
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, most))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+
+
+@pytest.mark.usefixtures("small_files")
+def test_shared_memory_without_room_is_an_error_with_a_remedy() -> None:
+    """What torch cannot put there is named, with what to give; what went there before is let go."""
+    given = {"small": torch.ones(4), "large": torch.ones(1 << 19)}
+    with pytest.raises(
+        WeightsError, match=r"^tensor 'large': its memory cannot be shared .*--shm-size"
+    ) as caught:
+        TorchSource(given, share_host_memory=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_that_cannot_be_looked_at_is_not_back() -> None:
+    """A process without a free file descriptor does not take a loan for returned."""
+    source = TorchSource({"w": torch.ones(4)}, share_host_memory=True)
+    (chunk,) = source.plan(PushWish(Strategy.LIST)).chunks
+    offer = source.offer(chunk, TARGET)
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        lent = source.open_leases
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    assert lent == ("server",)
+    offer.withdraw()
+    assert source.open_leases == ()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +176,9 @@ def test_a_plan_of_another_refit_is_refused() -> None:
         [("w", torch.zeros(3), 1)],
         b"weights",
         torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+        torch.nn.Linear,
+        torch.nn.LazyLinear(3),
+        {"w": torch.nn.LazyLinear(3).weight},
         3,
     ],
 )
