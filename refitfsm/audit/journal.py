@@ -1,14 +1,6 @@
-"""The journal: one line of JSON for every record, written before anything is done about it.
-
-A line is `{"hash": H, "body": B}` where H is the SHA-256 of the previous line's hash followed by the
-bytes of B: a line that is edited, dropped, repeated or moved breaks the chain. The first body is the
-header, with the schema's version, the run, and the policy.
-
-The schema's history is in `docs/reference/audit.md`.
-"""
+"""The journal: one line for every record, written before anything is done about it."""
 
 import contextlib
-import hashlib
 import io
 import os
 from collections.abc import Sequence
@@ -17,15 +9,12 @@ from typing import Protocol
 
 import msgspec
 
+from refitfsm.audit.lines import GENESIS, SCHEMA, chain, line_of
 from refitfsm.audit.plain import Plain, plain
 from refitfsm.errors import AuditError
 from refitfsm.model.records import FleetRecord, Record, ServerRecord, Turn
 from refitfsm.model.rules import Rules
 from refitfsm.model.values import ServerView
-
-SCHEMA = 1
-GENESIS = "0" * 64
-"""What stands for the hash before the first line."""
 
 
 class Journal(Protocol):
@@ -60,51 +49,65 @@ class NoJournal:
     def set_aside(self) -> None: ...
 
 
-def chain(previous: str, body: bytes) -> str:
-    """The hash of a line."""
-    return hashlib.sha256(previous.encode() + body).hexdigest()
-
-
-class _Encoder:
-    """Records as JSON bytes. A server's view is encoded once and used as the next record's `before`."""
+class _Chain:
+    """Bodies to lines, each with its hash and its number."""
 
     def __init__(self) -> None:
-        self._json = msgspec.json.Encoder()
-        self._views: dict[str, tuple[ServerView, msgspec.Raw]] = {}
+        self._hash = GENESIS
+        self._encode = msgspec.json.Encoder().encode
+        self.next = 0
+        self._at_s = 0.0
 
-    def view(self, view: ServerView) -> msgspec.Raw:
-        known = self._views.get(view.server)
-        if known is not None and known[0] is view:
-            return known[1]
-        raw = msgspec.Raw(self._json.encode(plain(view)))
-        self._views[view.server] = (view, raw)
-        return raw
+    def head(self, head: dict[str, Plain]) -> bytes:
+        return self._line(head)
 
-    def body(self, number: int, at_s: float, record: Record) -> bytes:
-        if isinstance(record, ServerRecord):
-            return self._json.encode(
-                {
-                    "n": number,
-                    "at_s": round(at_s, 6),
-                    "kind": "server",
-                    "server": record.server,
-                    "event": plain(record.event),
-                    "facts": plain(record.facts),
-                    "verdict": record.verdict.value,
-                    "row": record.row,
-                    "guards": plain(record.guards),
-                    "rule": record.rule,
-                    "before": self.view(record.before),
-                    "after": self.view(record.after),
-                }
-            )
-        return self._json.encode({"n": number, "at_s": round(at_s, 6), "kind": "fleet"} | _fields(record))
+    def record(self, record: Record, at_s: float) -> bytes:
+        self._at_s = round(at_s, 6)
+        return self._line(
+            self._frame("server" if isinstance(record, ServerRecord) else "fleet") | _fields(record)
+        )
+
+    def end(self) -> bytes:
+        """The last line: it says that the journal was closed, and so that none is missing after it."""
+        return self._line(self._frame("end"))
+
+    def _frame(self, kind: str) -> dict[str, Plain]:
+        return {"n": self.next, "at_s": self._at_s, "kind": kind}
+
+    def _line(self, body: dict[str, Plain]) -> bytes:
+        data = self._encode(body)
+        self._hash = chain(self._hash, data)
+        self.next += 1
+        return line_of(self._hash, data)
 
 
-def _fields(record: FleetRecord) -> dict[str, Plain]:
-    data = plain(record)
-    assert isinstance(data, dict)  # noqa: S101 - for the type checker: a NamedTuple is an object
-    return data
+def _fields(record: Record) -> dict[str, Plain]:
+    if isinstance(record, FleetRecord):
+        data = plain(record)
+        assert isinstance(data, dict)  # noqa: S101 - for the type checker: a NamedTuple is an object
+        return data
+    fields: dict[str, Plain] = {
+        "server": record.server,
+        "event": plain(record.event),
+        "facts": plain(record.facts),
+        "verdict": record.verdict.value,
+        "row": record.row,
+        "guards": [list(asked) for asked in record.guards],
+    }
+    if record.rule:
+        fields["rule"] = record.rule
+    changed = _changes(record.before, record.after)
+    if changed:
+        fields["changed"] = changed
+    return fields
+
+
+def _changes(before: ServerView, after: ServerView) -> dict[str, Plain]:
+    return {
+        name: plain(new)
+        for name, old, new in zip(ServerView._fields, before, after, strict=True)
+        if new is not old and new != old
+    }
 
 
 def header(run_id: str, rules: Rules, servers: Sequence[str], started: str) -> dict[str, Plain]:
@@ -135,9 +138,7 @@ class FileJournal:
         """
         self.path = Path(path)
         self._sync_always = sync_always
-        self._encoder = _Encoder()
-        self._hash = GENESIS
-        self._next = 0
+        self._chain = _Chain()
         self._bytes = 0
         try:
             self._file: io.FileIO | None = io.FileIO(self.path, "x")
@@ -147,37 +148,39 @@ class FileJournal:
             ) from None
         except OSError as error:
             raise AuditError(f"{path}: cannot be created: {error.strerror}") from error
-        self._write([msgspec.json.encode(head)], sync=True)
+        self._write([self._chain.head(head)], sync=True)
 
     def append(self, records: Sequence[Record], at_s: float) -> None:
-        bodies = [self._encoder.body(self._next + index, at_s, item) for index, item in enumerate(records)]
-        commits = any(isinstance(item, FleetRecord) and item.turn is Turn.COMMITTED for item in records)
-        if bodies:
-            self._write(bodies, sync=commits or self._sync_always)
-
-    def _write(self, bodies: list[bytes], *, sync: bool) -> None:
         if self._file is None:
             raise AuditError(f"{self.path}: the journal is closed")
-        lines = []
-        for body in bodies:
-            self._hash = chain(self._hash, body)
-            lines.append(b'{"hash":"%s","body":%s}\n' % (self._hash.encode(), body))
-        data = b"".join(lines)
+        commits = any(isinstance(item, FleetRecord) and item.turn is Turn.COMMITTED for item in records)
+        if records:
+            lines = [self._chain.record(item, at_s) for item in records]
+            self._write(lines, sync=commits or self._sync_always)
+
+    def _write(self, lines: list[bytes], *, sync: bool) -> None:
+        assert self._file is not None  # noqa: S101 - for the type checker; callers have looked
+        data = b"".join(line + b"\n" for line in lines)
         try:
             written = self._file.write(data)
             if sync:
                 os.fsync(self._file.fileno())
         except OSError as error:
-            self.close()
+            self._let_go()
             raise AuditError(f"{self.path}: cannot be written: {error.strerror}") from error
         if written != len(data):
             os.ftruncate(self._file.fileno(), self._bytes)  # half a line would look like a forgery
-            self.close()
+            self._let_go()
             raise AuditError(f"{self.path}: cannot be written: the disk took only a part")
         self._bytes += written
-        self._next += len(bodies)
 
     def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(AuditError):  # a journal without an end is told from one with it
+                self._write([self._chain.end()], sync=True)
+            self._let_go()
+
+    def _let_go(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -192,19 +195,18 @@ class MemoryJournal:
     """A journal in memory: the same lines, for tests and simulations."""
 
     def __init__(self, head: dict[str, Plain]) -> None:
-        self._encoder = _Encoder()
-        self._hash = GENESIS
-        self.lines: list[bytes] = []
-        self._add(msgspec.json.encode(head))
-
-    def _add(self, body: bytes) -> None:
-        self._hash = chain(self._hash, body)
-        self.lines.append(b'{"hash":"%s","body":%s}' % (self._hash.encode(), body))
+        self._chain = _Chain()
+        self._closed = False
+        self.lines: list[bytes] = [self._chain.head(head)]
 
     def append(self, records: Sequence[Record], at_s: float) -> None:
-        for record in records:
-            self._add(self._encoder.body(len(self.lines), at_s, record))
+        if self._closed:
+            raise AuditError("the journal is closed")
+        self.lines += [self._chain.record(record, at_s) for record in records]
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if not self._closed:
+            self.lines.append(self._chain.end())
+        self._closed = True
 
     def set_aside(self) -> None: ...

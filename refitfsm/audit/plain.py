@@ -1,14 +1,16 @@
 """The model's values as plain data and back: what a journal holds.
 
 NamedTuples become objects keyed by field name, so that a journal can be read by people and by other
-programs; sets become sorted lists. `build` is strict: a missing, unknown or ill-typed field is refused.
+programs; fields at their defaults are left out; sets become sorted lists. Reading is strict: a missing,
+unknown or ill-typed field is refused.
 """
 
 import types
 from collections.abc import Callable
-from enum import StrEnum
 from functools import cache
-from typing import TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
@@ -25,6 +27,8 @@ def plain(value: object) -> Plain:
 
 
 _SCALARS = (type(None), bool, int, float, str)
+_REQUIRED = object()
+"""Equal to no value: a field without a default is always written."""
 
 
 @cache
@@ -38,9 +42,12 @@ def _converter(kind: type) -> Callable[[object], Plain]:
         return lambda value: cast("Plain", sorted(map(str, cast("frozenset[object]", value))))
     names = getattr(kind, "_fields", None)
     if names is not None:
+        given = kind._field_defaults  # type: ignore[attr-defined]
+        defaults = tuple(given.get(name, _REQUIRED) for name in names)
         return lambda value: {
             name: item if type(item) in _SCALARS else plain(item)
-            for name, item in zip(names, cast("tuple[Plain, ...]", value), strict=True)
+            for name, default, item in zip(names, defaults, cast("tuple[Plain, ...]", value), strict=True)
+            if item != default
         }
     if issubclass(kind, tuple):
         return lambda value: [plain(item) for item in cast("tuple[object, ...]", value)]
@@ -53,70 +60,65 @@ def build(kind: type[T], data: object) -> T:
     Raises:
         ValueError: the data is not of that kind; the message names the field.
     """
-    return cast("T", _builder(kind)(data))  # type: ignore[arg-type]
+    wire = wire_of(kind)  # type: ignore[arg-type]
+    return cast("T", wire.make(msgspec.convert(data, wire.kind)))
 
 
-Builder = Callable[[object], object]
+class Wire(NamedTuple):
+    """What msgspec reads for a kind of the model, and how the model's value is made of it."""
+
+    kind: type[object]
+    """Or a union or an alias, as in type hints."""
+    make: Callable[[object], object]
+
+
+def _same(value: object) -> object:
+    return value
 
 
 @cache
-def _builder(kind: object) -> Builder:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (types.UnionType, Union):
-        inner = _builder(next(item for item in arguments if item is not type(None)))
-        return lambda data: None if data is None else inner(data)
-    if origin is frozenset:
-        item = _builder(arguments[0])
-        return lambda data: frozenset(item(entry) for entry in _list(data))
-    if origin is tuple:
-        return _tuple_builder(arguments)
+def wire_of(kind: object) -> Wire:
+    """How a kind of the model is read. NamedTuples are found in fields, not in lists and sets."""
+    if get_origin(kind) in (types.UnionType, Union):
+        inner = wire_of(next(item for item in get_args(kind) if item is not type(None)))
+        if inner.make is _same:
+            return Wire(cast("type[object]", kind), _same)
+        return Wire(
+            cast("type[object]", inner.kind | None), lambda data: None if data is None else inner.make(data)
+        )
     if isinstance(kind, type) and hasattr(kind, "_fields"):
-        return _record_builder(kind)
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind
-    if isinstance(kind, type):
-        return _scalar_builder(kind)
-    raise TypeError(f"{kind} is no kind of the model")
+        return _record_wire(kind)
+    return Wire(cast("type[object]", kind), _same)
 
 
-def _list(data: object) -> list[object]:
-    if not isinstance(data, list):
-        raise ValueError(f"a list is wanted, not {type(data).__name__}")  # noqa: TRY004 - bad data, not a bad call
-    return data
+def tagged_wire(kind: type, tag: str) -> Wire:
+    """As `wire_of` a NamedTuple, for one that is told from others by its `kind`, which is `tag`."""
+    return _record_wire(kind, tag)
 
 
-def _tuple_builder(arguments: tuple[object, ...]) -> Builder:
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        item = _builder(arguments[0])
-        return lambda data: tuple(item(entry) for entry in _list(data))
-    items = [_builder(argument) for argument in arguments]
-    return lambda data: tuple(make(entry) for make, entry in zip(items, _list(data), strict=True))
+def _record_wire(kind: Any, tag: str | None = None) -> Wire:
+    hints, defaults = get_type_hints(kind), kind._field_defaults
+    fields: list[Any] = []
+    nested: list[tuple[int, Callable[[object], object], object]] = []
+    for place, name in enumerate(kind._fields):
+        inner = wire_of(hints[name])
+        if inner.make is not _same:
+            nested.append((place, inner.make, defaults.get(name)))
+        if name not in defaults:
+            fields.append((name, inner.kind))
+        elif inner.make is _same:
+            fields.append((name, inner.kind, defaults[name]))
+        else:
+            fields.append((name, inner.kind | msgspec.UnsetType, msgspec.UNSET))
+    struct = msgspec.defstruct(
+        kind.__name__, fields, forbid_unknown_fields=True, tag=tag, tag_field=tag and "kind"
+    )
 
+    def make(data: object) -> object:
+        values = list(msgspec.structs.astuple(cast("msgspec.Struct", data)))
+        for place, inner_make, default in nested:
+            found = values[place]
+            values[place] = default if found is msgspec.UNSET else inner_make(found)
+        return kind._make(values)
 
-def _scalar_builder(kind: type) -> Builder:
-    def build_scalar(data: object) -> object:
-        if kind is float and type(data) is int:
-            return float(data)
-        if type(data) is not kind:
-            raise ValueError(f"{kind.__name__} is wanted, not {type(data).__name__}")
-        return data
-
-    return build_scalar
-
-
-def _record_builder(kind: type) -> Builder:
-    hints = get_type_hints(kind)
-    builders = {name: _builder(hints[name]) for name in kind._fields}  # type: ignore[attr-defined]
-
-    def build_record(data: object) -> object:
-        if not isinstance(data, dict) or data.keys() != builders.keys():
-            raise ValueError(f"{kind.__name__} wants the fields {', '.join(builders)}")
-        values = []
-        for name, make in builders.items():
-            try:
-                values.append(make(data[name]))
-            except ValueError as error:
-                raise ValueError(f"{kind.__name__}.{name}: {error}") from None
-        return kind(*values)
-
-    return build_record
+    return Wire(struct, make)

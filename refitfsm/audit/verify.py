@@ -8,22 +8,30 @@ member that counts ready.
 """
 
 from collections.abc import Iterable
+from operator import ne
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from refitfsm.audit.broken import Broken
-from refitfsm.audit.journal import GENESIS, SCHEMA, chain
-from refitfsm.audit.plain import build
+from refitfsm.audit.lines import (
+    GENESIS,
+    EndBody,
+    FleetBody,
+    Header,
+    ServerBody,
+    body_of,
+    changes_of,
+    guards_of,
+    read_body,
+    read_header,
+)
 from refitfsm.audit.turns import CycleAudit
 from refitfsm.errors import AuditError
-from refitfsm.model.effects import EFFECTS
-from refitfsm.model.guards import GUARDS
+from refitfsm.model.effects import EFFECTS, Effect
+from refitfsm.model.guards import GUARDS, Predicate
 from refitfsm.model.laws import broken
 from refitfsm.model.records import FleetRecord, ServerRecord, Turn
-from refitfsm.model.rules import Rules
-from refitfsm.model.table import TABLE, Row, Verdict
+from refitfsm.model.table import TABLE, Key, Row, Verdict
 from refitfsm.model.values import Event, Facts, ServerView
 
 
@@ -41,24 +49,35 @@ class Verified(NamedTuple):
     last_at_s: float
     open_cycle: int
     """The cycle that the journal ends in; 0: none. The controller died in it, or still runs."""
-
-
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    ended: bool
+    """The journal was closed. If not, its controller died, or still runs, or lines are missing at the end."""
     hash: str
-    body: msgspec.Raw
+    """Of the last line. Kept elsewhere, it tells whether the journal is still the same."""
 
 
-def verify_file(path: str | Path) -> Verified:
+def verify_file(path: str | Path, *, closed: bool = False, last_hash: str = "") -> Verified:
     """Judge a journal file.
+
+    Args:
+        path: of the file.
+        closed: the journal has to have its end. Without it lines may be missing there.
+        last_hash: what the last line's hash has to be, if it was kept elsewhere.
 
     Raises:
         AuditError: the file cannot be read, or does not hold; the message names the line.
     """
     try:
         with Path(path).open("rb") as file:
-            return verify(file, str(path))
+            found = verify(file, str(path))
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    if closed and not found.ended:
+        raise AuditError(f"{path}: has no end: its controller died, or runs, or lines are missing there")
+    if last_hash not in ("", found.hash):
+        raise AuditError(
+            f"{path}: the last hash is {found.hash}, not the one that was kept: it is another one"
+        )
+    return found
 
 
 def verify(lines: Iterable[bytes], name: str = "journal") -> Verified:
@@ -72,57 +91,31 @@ def verify(lines: Iterable[bytes], name: str = "journal") -> Verified:
     number = -1
     for number, line in enumerate(lines):
         try:
-            item = _decode_line(line, previous)
-            previous = item.hash
-            body = msgspec.json.decode(item.body)
+            previous, body = body_of(line, previous)
             if auditor is None:
-                auditor = _Auditor(_decode_header(body))
+                auditor = _Auditor(read_header(body))
             else:
                 auditor.take(number, body)
         except (Broken, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise AuditError(f"{name}: line {number + 1}: {error}") from None
     if auditor is None:
         raise AuditError(f"{name}: is empty: a journal has at least a header")
-    return auditor.result(number + 1)
-
-
-def _decode_line(line: bytes, previous: str) -> _Line:
-    if not line.endswith(b"\n") and not line.endswith(b"}"):
-        raise Broken("the line is cut off")
-    try:
-        item = msgspec.json.decode(line, type=_Line)
-    except msgspec.DecodeError as error:
-        raise Broken(f"is no line of a journal: {error}") from None
-    if chain(previous, bytes(item.body)) != item.hash:
-        raise Broken("the chain is broken: this line or one before it was changed")
-    return item
-
-
-class _Header(NamedTuple):
-    run: str
-    rules: Rules
-    servers: tuple[str, ...]
-
-
-def _decode_header(body: object) -> _Header:
-    if not isinstance(body, dict) or body.get("kind") != "header":
-        raise Broken("the first line is no header")
-    if body.get("schema") != SCHEMA:
-        raise Broken(f"schema {body.get('schema')} is not known here; this version reads schema {SCHEMA}")
-    return _Header(str(body["run"]), build(Rules, body["rules"]), build(tuple[str, ...], body["servers"]))
+    return auditor.result(number + 1, previous.decode())
 
 
 class _Auditor:
     """Folds the records and judges each."""
 
-    def __init__(self, head: _Header) -> None:
+    def __init__(self, head: Header) -> None:
         self.head = head
         self.views = {name: ServerView(name) for name in head.servers}
         self.cycles = CycleAudit(head.rules, self.views)
+        self.facts = Facts()
         self.at_s = 0.0
         self.refused = 0
+        self.ended = False
 
-    def result(self, records: int) -> Verified:
+    def result(self, records: int, last_hash: str) -> Verified:
         cycles = self.cycles
         closed = cycles.turns[Turn.CLOSED]
         return Verified(
@@ -136,87 +129,126 @@ class _Auditor:
             cycles.serving,
             self.at_s,
             cycles.cycle.id if cycles.cycle else 0,
+            self.ended,
+            last_hash,
         )
 
-    def take(self, number: int, body: object) -> None:
-        if not isinstance(body, dict):
-            raise Broken("is no record")
-        if build(int, body.pop("n")) != number:
+    def take(self, number: int, data: bytes) -> None:
+        body = read_body(data)
+        if body.n != number:
             raise Broken("the numbers have a gap: a line is missing, repeated or moved")
-        at_s = build(float, body.pop("at_s"))
-        if at_s < self.at_s:
+        if body.at_s < self.at_s:
             raise Broken("time runs backwards")
-        self.at_s = at_s
-        kind = body.pop("kind")
-        if kind == "server":
-            self._server(build(ServerRecord, body))
-        elif kind == "fleet":
-            self.cycles.take(build(FleetRecord, body), at_s)
+        if self.ended:
+            raise Broken("the journal was closed before this line")
+        self.at_s = body.at_s
+        if isinstance(body, ServerBody):
+            self._server(body)
+        elif isinstance(body, FleetBody):
+            cycles = self.cycles
+            cycles.take(FleetRecord(*body[2:]), body.at_s)
+            self.facts = Facts(cycles.serving, cycles.cycle.id if cycles.cycle else 0, cycles.serving_push)
         else:
-            raise Broken(f"records of kind {kind} are not known here")
+            self.ended = isinstance(body, EndBody)
 
-    # -- one server ----------------------------------------------------------------------------------
-
-    def _server(self, record: ServerRecord) -> None:
-        known = self.views.get(record.server)
-        if known is None:
-            raise Broken(f"{record.server} is not a server of this run")
-        if record.before != known:
-            raise Broken(f"{record.server}: the state before is not the state after its last record")
-        cycles = self.cycles
-        facts = Facts(cycles.serving, cycles.cycle.id if cycles.cycle else 0, cycles.serving_push)
-        if record.facts != facts:
-            raise Broken(f"{record.server}: the fleet's facts were {facts}, not {record.facts}")
-        self._judge(record)
-        cycles.see(record, self.at_s)
-        law = broken((record.after,), facts)
+    def _server(self, body: ServerBody) -> None:
+        """An event on one server."""
+        name, facts = body.server, self.facts
+        before = self.views.get(name)
+        if before is None:
+            raise Broken(f"{name} is not a server of this run")
+        if body.facts != facts:
+            raise Broken(f"{name}: the fleet's facts were {facts}, not {body.facts}")
+        asked = _ask(before, body.event, facts)
+        _check_judgement(body, asked)
+        after = _follow(before, body.event, facts, asked)
+        _check_changes(body, before, after)
+        record = ServerRecord(
+            name, body.event, facts, body.verdict, body.row, asked.guards, asked.rule, before, after
+        )
+        self.cycles.see(record, body.at_s)
+        law = broken((after,), facts)
         if law:
-            raise Broken(f"{record.server}: {law}")
-        self.views[record.server] = record.after
-        self.refused += record.verdict is Verdict.REFUSE
+            raise Broken(f"{name}: {law}")
+        self.views[name] = after
+        self.refused += body.verdict is Verdict.REFUSE
 
-    def _judge(self, record: ServerRecord) -> None:
-        asked = _ask(record.before, record.event, record.facts)
-        for name, said in record.guards:
-            if dict(asked.guards).get(name, said) is not said:
-                raise Broken(f"{record.server}: the guard {name} is {not said} here, not {said}")
-        if record.guards != asked.guards:
-            raise Broken(f"{record.server}: other guards are asked here than are written down")
-        row = asked.row
-        verdict = row.verdict if row else Verdict.REFUSE
-        if verdict is not record.verdict or (row is not None and row.id != record.row):
-            raise Broken(
-                f"{record.server}: the table says {verdict} ({row.id if row else 'no row'}) to"
-                f" {record.event.name} here, not {record.verdict} ({record.row})"
-            )
-        if record.rule != asked.rule:
-            raise Broken(f"{record.server}: the rule is {asked.rule!r} here, not {record.rule!r}")
-        after = record.before
-        if row is not None and verdict is Verdict.TAKE:
-            for effect in row.effects:
-                after = EFFECTS[effect](after, record.event, record.facts)
-            after = after._replace(state=row.destination or record.before.state)
-        if after != record.after:
-            raise Broken(f"{record.server}: {record.event.name} does not lead to the state written down")
+
+class _Rule(NamedTuple):
+    """A row of the table, with what its names stand for."""
+
+    row: Row
+    guards: tuple[tuple[str, Predicate], ...]
+    effects: tuple[Effect, ...]
+
+
+def _rule(row: Row) -> _Rule:
+    guards = tuple((name, GUARDS[name].holds) for name in row.guards)
+    taken = row.effects if row.verdict is Verdict.TAKE else ()
+    return _Rule(row, guards, tuple(EFFECTS[name] for name in taken))
+
+
+_CELLS: dict[Key, tuple[_Rule, ...]] = {key: tuple(map(_rule, cell)) for key, cell in TABLE.items()}
 
 
 class _Asked(NamedTuple):
     """What the table says, with every guard that it took to say it."""
 
-    row: Row | None
+    found: _Rule | None
     guards: tuple[tuple[str, bool], ...]
     rule: str
 
 
 def _ask(view: ServerView, event: Event, facts: Facts) -> _Asked:
     asked: dict[str, bool] = {}
-    rule = ""
-    for row in TABLE[view.state, event.name]:
-        for name in row.guards:
-            asked.setdefault(name, GUARDS[name].holds(view, event, facts))
+    failed = ""
+    for found in _CELLS[view.state, event.name]:
+        for name, holds in found.guards:
+            if name not in asked:
+                asked[name] = holds(view, event, facts)
             if not asked[name]:
-                rule = rule or name
+                failed = failed or name
                 break
         else:
-            return _Asked(row, tuple(asked.items()), row.rule)
-    return _Asked(None, tuple(asked.items()), rule)
+            return _Asked(found, tuple(asked.items()), found.row.rule)
+    return _Asked(None, tuple(asked.items()), failed)
+
+
+def _follow(view: ServerView, event: Event, facts: Facts, asked: _Asked) -> ServerView:
+    """The view after the event."""
+    if asked.found is None or asked.found.row.verdict is not Verdict.TAKE:
+        return view
+    for effect in asked.found.effects:
+        view = effect(view, event, facts)
+    to = asked.found.row.destination
+    return view if to is None or to is view.state else view._replace(state=to)
+
+
+def _check_judgement(body: ServerBody, asked: _Asked) -> None:
+    """The guards, the verdict, the row and the rule are those of the table."""
+    server, written = body.server, guards_of(bytes(body.guards))
+    if written != asked.guards:
+        answers = dict(asked.guards)
+        for name, said in written:
+            if answers.get(name, said) is not said:
+                raise Broken(f"{server}: the guard {name} is {not said} here, not {said}")
+        raise Broken(f"{server}: other guards are asked here than are written down")
+    row = asked.found.row if asked.found else None
+    verdict = row.verdict if row else Verdict.REFUSE
+    if verdict is not body.verdict or (row is not None and row.id != body.row):
+        raise Broken(
+            f"{server}: the table says {verdict} ({row.id if row else 'no row'}) to"
+            f" {body.event.name} here, not {body.verdict} ({body.row})"
+        )
+    if body.rule != asked.rule:
+        raise Broken(f"{server}: the rule is {asked.rule!r} here, not {body.rule!r}")
+
+
+def _check_changes(body: ServerBody, before: ServerView, after: ServerView) -> None:
+    """What is written to have changed is what the effects change, and all of it."""
+    changes = changes_of(body)
+    for name, value in changes.items():
+        if getattr(after, name) != value:
+            raise Broken(f"{body.server}: {body.event.name} does not lead to {name} {value!r}")
+    if len(changes) != sum(map(ne, before, after)):
+        raise Broken(f"{body.server}: {body.event.name} changes other fields than are written down")

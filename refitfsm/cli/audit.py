@@ -20,18 +20,27 @@ refitfsm demo --audit run.jsonl
 
 refitfsm audit verify run.jsonl
 
-refitfsm audit verify run.jsonl --json
+refitfsm audit verify run.jsonl --closed --hash 0f5c... --json
 """
 
 
 def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The audit of a run.", show_default=False)],
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Refuse an audit without an end: lines may be missing there.")
+    ] = False,
+    last_hash: Annotated[
+        str,
+        typer.Option(
+            "--hash", metavar="HASH", help="What the last line's hash was when it was written down."
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Judge one file."""
     screen = Screen(as_json=as_json)
     try:
-        found = verify_file(file)
+        found = verify_file(file, closed=closed, last_hash=last_hash)
     except AuditError as error:
         screen.result({"holds": False, "file": str(file), "error": str(error)})
         error_line(f"audit: {error}")
@@ -44,6 +53,7 @@ def verify(
 def verdict(found: Verified) -> str:
     """What a log that holds has in it, in one line."""
     ends = f"; ends inside cycle {found.open_cycle}" if found.open_cycle else ""
+    ends += "" if found.ended else "; was not closed"
     return (
         f"{found.records} records of {_count(found.servers, 'server')} over {found.last_at_s:.1f} s;"
         f" {_count(found.cycles, 'cycle')} ({_count(found.committed, 'commit')}, {found.aborted} aborted);"

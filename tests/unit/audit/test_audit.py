@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from refitfsm import policies
-from refitfsm.audit.journal import GENESIS, FileJournal, MemoryJournal, chain, header
+from refitfsm.audit.journal import FileJournal, MemoryJournal, header
+from refitfsm.audit.lines import GENESIS, chain, line_of
 from refitfsm.audit.plain import build, plain
 from refitfsm.audit.verify import verify, verify_file
 from refitfsm.errors import AuditError
@@ -64,6 +65,7 @@ def lines() -> list[bytes]:
     journal = MemoryJournal(HEAD)
     for at_s, records in lives():
         journal.append(records, at_s)
+    journal.close()
     return journal.lines
 
 
@@ -73,7 +75,7 @@ def rechained(lines: list[bytes]) -> list[bytes]:
     for line in lines:
         body = bytes(msgspec.json.decode(line, type=dict[str, msgspec.Raw])["body"])
         previous = chain(previous, body)
-        out.append(b'{"hash":"%s","body":%s}' % (previous.encode(), body))
+        out.append(line_of(previous, body))
     return out
 
 
@@ -147,11 +149,11 @@ def test_a_forged_fact_is_found_even_with_fitting_hashes(lines: list[bytes], old
     ("pattern", "new"),
     [
         (rb'"guards":\[\[.*?\]\],', b'"guards":[],'),
-        (rb'"rule":""', b'"rule":"whatever"'),
+        (rb'("verdict":"take")', rb'\1,"rule":"whatever"'),
         (rb'"n":7,', b'"n":true,'),
         (rb'"closes_s":[0-9.]+', b'"closes_s":9e9'),
         (rb'"members":\["a","b"\]', b'"members":["a"]'),
-        (rb'"failed":\[\],"reason"', b'"failed":[["a","made up"]],"reason"'),
+        (rb'("closes_s":[0-9.]+)(,"busy"|})', rb'\1,"failed":[["a","made up"]]\2'),
     ],
 )
 def test_a_forged_cycle_or_judgement_is_found_even_with_fitting_hashes(
@@ -169,8 +171,8 @@ def test_a_forged_cycle_or_judgement_is_found_even_with_fitting_hashes(
 def test_a_journal_that_ends_in_a_cycle_says_so(lines: list[bytes]) -> None:
     """A journal cut between two lines holds as far as it goes, and names the cycle it ends in."""
     at = next(index for index, line in enumerate(lines) if b'"event":{"name":"begun"' in line)
-    assert verify(lines[: at + 1]).open_cycle == 3
-    assert verify(lines).open_cycle == 0
+    assert (verify(lines[: at + 1]).open_cycle, verify(lines[: at + 1]).ended) == (3, False)
+    assert (verify(lines).open_cycle, verify(lines).ended) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +182,9 @@ def test_a_journal_that_ends_in_a_cycle_says_so(lines: list[bytes]) -> None:
 )
 def test_absurd_lines_are_an_error_like_any_other(lines: list[bytes], body: bytes) -> None:
     """Deep nesting and endless numbers are a verdict, not a crash."""
-    hashed = chain(msgspec.json.decode(lines[0])["hash"], body)
+    hashed = chain(msgspec.json.decode(lines[0])["hash"].encode(), body)
     with pytest.raises(AuditError):
-        verify([lines[0], b'{"hash":"%s","body":%s}' % (hashed.encode(), body)])
+        verify([lines[0], line_of(hashed, body)])
 
 
 def test_a_cut_line_an_empty_file_and_a_newer_schema_are_named(lines: list[bytes]) -> None:
@@ -191,7 +193,7 @@ def test_a_cut_line_an_empty_file_and_a_newer_schema_are_named(lines: list[bytes
         verify([*lines[:-1], lines[-1][:40]])
     with pytest.raises(AuditError, match="is empty"):
         verify([])
-    newer = rechained([lines[0].replace(b'"schema":1', b'"schema":99')])
+    newer = rechained([lines[0].replace(b'"schema":2', b'"schema":99')])
     with pytest.raises(AuditError, match="schema 99"):
         verify(newer)
     with pytest.raises(AuditError, match="no header"):
@@ -242,5 +244,25 @@ def test_values_survive_the_journal() -> None:
     assert build(ServerView, plain(view)) == view
     with pytest.raises(ValueError, match="seq"):
         build(ServerView, plain(view) | {"seq": "1"})  # type: ignore[operator]
-    with pytest.raises(ValueError, match="fields"):
-        build(ServerView, {"server": "a"})
+    with pytest.raises(ValueError, match="missing"):
+        build(ServerView, {"seq": 1})
+    with pytest.raises(ValueError, match="unknown"):
+        build(ServerView, {"server": "a", "servers": 1})
+
+
+def test_nothing_follows_the_end(lines: list[bytes]) -> None:
+    """A closed journal takes no more, and one that goes on after its end does not hold."""
+    end = msgspec.json.decode(lines[-1])
+    body = msgspec.json.encode(end["body"] | {"n": len(lines)})
+    with pytest.raises(AuditError, match="closed before"):
+        verify([*lines, line_of(chain(end["hash"].encode(), body), body)])
+    journal = MemoryJournal(HEAD)
+    journal.close()
+    with pytest.raises(AuditError, match="closed"):
+        journal.append(next(lives())[1], 0.0)
+
+
+def test_the_verdict_names_the_last_hash(lines: list[bytes]) -> None:
+    """Kept elsewhere, the hash tells a journal from any other, one that is cut between two lines too."""
+    assert verify(lines).hash == msgspec.json.decode(lines[-1])["hash"]
+    assert verify(lines[:-1]).hash != verify(lines).hash

@@ -55,6 +55,18 @@ def test_a_changed_log_does_not_hold(cli: Cli, audit: Path, change: object) -> N
     assert (told.code, told.object["holds"]) == (1, False)
 
 
+def test_a_log_that_lost_its_end_can_be_told(cli: Cli, audit: Path) -> None:
+    """Lines missing at the end are told by the end that is not there, and by the last hash if it was kept."""
+    kept = str(cli("audit", "verify", audit, "--json").object["hash"])
+    assert cli("audit", "verify", audit, "--closed", "--hash", kept).code == 0
+    audit.write_text("".join(audit.read_text().splitlines(keepends=True)[:-1]))
+    assert "was not closed" in cli("audit", "verify", audit).out
+    without_end = cli("audit", "verify", audit, "--closed")
+    assert (without_end.code, "has no end" in without_end.error) == (1, True)
+    another = cli("audit", "verify", audit, "--hash", kept)
+    assert (another.code, "is another one" in another.error) == (1, True)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\n", b"{}\n"])
 def test_what_is_no_log_is_one_line(cli: Cli, tmp_path: Path, content: bytes | None) -> None:
     """A missing, empty or foreign file is exit 1 with the reason."""
