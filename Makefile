@@ -1,6 +1,7 @@
 # make demo    set up and run the demonstration: no GPU, no SGLang needed
 # make test    set up and run everything that CI runs, real SGLang servers included
 # make quick   the same without the tests that need a real server
+# make canary  check that the exhaustive search finds a planner that is wrong on purpose, drawn by the commit
 # make docs    write the generated pages of docs/ and the README's diagram anew
 # make clean   remove the virtual environment and what tools left behind
 
@@ -16,7 +17,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev-$(KEY)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
-.PHONY: help demo test quick checks docs clean
+.PHONY: help demo test quick checks canary docs clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -24,11 +25,11 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/refitfsm demo --servers 4 --cycles 5
 
-test: checks
+test: checks canary
 	$(BIN)/python tests/real/environment.py
 	$(PYTEST)
 
-quick: checks
+quick: checks canary
 	$(PYTEST) -m "not real"
 
 checks: $(INSTALLED_DEV)
@@ -36,6 +37,9 @@ checks: $(INSTALLED_DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=docs $(BIN)/mypy -m generate
+
+canary: $(INSTALLED)
+	$(BIN)/refitfsm check --canary "$$(git rev-parse HEAD 2>/dev/null || date --iso-8601)"
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

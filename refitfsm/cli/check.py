@@ -6,9 +6,12 @@ from typing import Annotated
 import typer
 
 from refitfsm import policies
+from refitfsm.check.planted.catalogue import MISTAKES
+from refitfsm.check.planted.catalogue import canary as drawn
 from refitfsm.check.script import script
 from refitfsm.check.search import Result, search
 from refitfsm.check.worlds import Named, worlds
+from refitfsm.cli.planted import find
 from refitfsm.cli.show import EXIT_NO, EXIT_OK, Json, Screen
 from refitfsm.model.row import Verdict
 from refitfsm.model.table import ROWS
@@ -26,10 +29,15 @@ refitfsm check
 refitfsm check --policy ./my-policy.toml --servers 2 --faults 2
 
 refitfsm check --policy colocated --servers 1 --faults 3 --json
+
+refitfsm check --planted
+
+refitfsm check --canary "$(git rev-parse HEAD)"
 """
 
 
 def check(
+    *,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,10 +49,18 @@ def check(
     servers: Annotated[int, typer.Option(min=1, max=5, help="How many servers.")] = 2,
     faults: Annotated[int, typer.Option(min=0, max=9, help="How many faults there may be.")] = 1,
     states_max: Annotated[int, typer.Option(min=1, help="Give up after so many states.")] = 2_000_000,
+    planted: Annotated[
+        bool, typer.Option("--planted", help="Instead: find every planner that is wrong on purpose.")
+    ] = False,
+    canary: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Instead: find one of them, drawn by this text.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Search, and print what was found."""
     screen = Screen(as_json=as_json)
+    if planted or canary is not None:
+        raise typer.Exit(find(screen, MISTAKES if planted else (drawn(canary or ""),)))
     rows: Counter[str] = Counter()
     found: list[Json] = []
     good = True

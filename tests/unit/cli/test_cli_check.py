@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from refitfsm.check.planted.mistake import Mistake
 from refitfsm.cli.main import main
 from refitfsm.model.states import ServerState
 from refitfsm.model.table import TABLE
@@ -48,3 +49,23 @@ def test_a_search_that_is_cut_short_is_no_proof(capsys: pytest.CaptureFixture[st
     """Where not all states were reached it says so; status 1."""
     assert main(["check", "--policy", "always_on", "--servers", "1", "--states-max", "20"]) == 1
     assert "not all states were reached" in capsys.readouterr().out
+
+
+def test_a_canary_is_found_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """One planner that is wrong on purpose, drawn by a text: what it breaks, and the way there; status 0."""
+    assert main(["check", "--canary", "some commit"]) == 0
+    out = capsys.readouterr().out
+    assert "     breaks " in out
+    assert "1 of 1 planners that are wrong on purpose found" in out
+
+
+def test_a_canary_that_is_not_found_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A planner that makes no mistake stands for a search that does not see: status 1."""
+    sound = Mistake("makes no mistake", ("F01",), "It is the planner that ships.")
+    monkeypatch.setattr("refitfsm.cli.check.drawn", lambda _text: sound)
+    assert main(["check", "--canary", "some commit", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["good"] is False
+    assert said["planted"][0]["law"] is None
