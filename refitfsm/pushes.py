@@ -146,7 +146,7 @@ class Pushes:
             policy.bucket_bytes,
             policy.buffers,
             loader=all(view.capabilities.loader for view in views),
-            targets=len(views),
+            targets=tuple(driver.target() for driver in self._drivers.values()),
         )
 
     def chunk_bytes(self, source: WeightSource) -> tuple[int, ...]:

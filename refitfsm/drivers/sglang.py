@@ -301,8 +301,10 @@ class SGLangDriver:
             return observation._replace(detail=detail)
         return Observation(EventName.FAILED, detail)
 
-    def _target(self) -> Target:
-        known = self._gpus or (None,) * self._capabilities.tp_size
+    def target(self) -> Target:
+        """The server as a weight source sees it, once it is enrolled."""
+        on_cpu, unknown = self._capabilities.on_cpu, (None,) * self._capabilities.tp_size
+        known = ("",) * self._capabilities.tp_size if on_cpu else self._gpus or unknown
         ranks = tuple(RankPlace(rank, gpu) for rank, gpu in enumerate(known))
         return Target(self._server, ranks, self._capabilities.incarnation)
 
@@ -310,7 +312,7 @@ class SGLangDriver:
         """One offer of one chunk. What it came to is None unless the server said that it took it."""
         command = issued.command
         chunk = load.chunks[command.chunk]
-        target = self._target()
+        target = self.target()
         new = labels.label(self._run_id, command.version) if chunk.index + 1 == chunk.count else ""
         making = Making(lambda: offer_and_body(load.source, chunk, target, new))
         try:
@@ -364,7 +366,7 @@ class SGLangDriver:
 
     def _prover(self) -> Prover:
         server_info = functools.partial(self._get, *SERVER_INFO)
-        return Prover(self._transport, self._aside, server_info, self._target(), self._capabilities.on_cpu)
+        return Prover(self._transport, self._aside, server_info, self.target(), self._capabilities.on_cpu)
 
     async def _continue(self, issued: Issued) -> Observation:
         await self._same_process()

@@ -34,7 +34,7 @@ class Buckets:
         WeightsError: there is no room for them. Nothing was sent.
     """
 
-    def __init__(self, plan: PushPlan, replicas: Sequence[Replica], ledger: Ledger, targets: int) -> None:
+    def __init__(self, plan: PushPlan, replicas: Sequence[Replica], ledger: Ledger, readers: int) -> None:
         self._chunks = [chunk for chunk in plan.chunks if chunk.form is Form.BUCKET]
         self._at = {chunk.index: at for at, chunk in enumerate(self._chunks)}
         self._sizes = plan.buffer_bytes
@@ -42,7 +42,7 @@ class Buckets:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._spare = {
-            replica.memory.place: [self._allocate(replica) for _ in range(targets)] for replica in replicas
+            replica.memory.place: [self._allocate(replica) for _ in range(readers)] for replica in replicas
         }
         self._sides: dict[str, tuple[_Side, ...]] = {}
         self._packed: dict[str, int] = {}
@@ -105,13 +105,13 @@ def _flat(buffer: "torch.Tensor", chunk: ChunkPlan, replica: Replica) -> Flat:
     return Flat(buffer[: chunk.nbytes].view(tensors[0][1].dtype), tensors, [0, *ends[:-1]])
 
 
-def require_room(plan: PushPlan, replicas: Sequence[Replica], targets: int) -> None:
+def require_room(plan: PushPlan, replicas: Sequence[Replica], readers: int) -> None:
     """Refuse a plan whose buffers do not fit, before it begins.
 
     Raises:
         WeightsError: the message says what is needed and what is free.
     """
-    needed = plan.sender_bytes * targets
+    needed = plan.sender_bytes * readers
     for replica in replicas:
         free = replica.memory.free_bytes()
         if free is not None and needed > free:

@@ -68,6 +68,10 @@ class GroupSource:
 
     def plan(self, wish: PushWish) -> PushPlan:
         """See `WeightSource.plan`."""
+        if self._over is not None:
+            raise type(self._over)(str(self._over))
+        for target in wish.targets:
+            self._places(target)
         return self._planner(self.manifest, wish)
 
     def offer(self, chunk: ChunkPlan, target: Target) -> "GroupOffer":
@@ -162,8 +166,9 @@ class GroupSource:
                 raise WeightsError(f"{who} a GPU that is not known: name them, ServerSpec(url, gpus=...)")
             if rank is None:
                 have = ", ".join(sorted(self._rank_of_gpu))
+                where = f"GPU {uuid}" if uuid else "the CPU"
                 raise WeightsError(
-                    f"{who} GPU {uuid}, and the trainer's ranks on {have}: push to servers on these GPUs,"
+                    f"{who} {where}, and the trainer's ranks on {have}: push to servers on these GPUs,"
                     " or CPU tensors"
                 )
             if rank in places:

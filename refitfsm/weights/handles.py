@@ -110,10 +110,25 @@ def replica_of(replicas: Sequence[Replica], rank: RankPlace) -> Replica:
         if not replica.memory.place or _bare(replica.memory.place) == _bare(rank.gpu_uuid):
             return replica
     have = ", ".join(replica.memory.place for replica in replicas)
+    if not rank.gpu_uuid:
+        raise WeightsError(f"rank {rank.tp_rank} is on the CPU, the tensors are on {have}: give CPU tensors")
     raise WeightsError(
         f"rank {rank.tp_rank} is on GPU {rank.gpu_uuid}, the tensors are on {have}:"
         " give tensors of the rank's own GPU too, or CPU tensors"
     )
+
+
+def require_places(replicas: Sequence[Replica], target: Target) -> None:
+    """Whether every rank of a server can map tensors of its own place. One that cannot dies of the push.
+
+    Raises:
+        WeightsError: a rank cannot; the message names it, and its server.
+    """
+    try:
+        for rank in target.ranks:
+            replica_of(replicas, rank)
+    except WeightsError as error:
+        raise WeightsError(f"{target.server}: {error}") from None
 
 
 def _bare(uuid: str) -> str:

@@ -12,7 +12,7 @@ class RankPlace(NamedTuple):
 
     tp_rank: int
     gpu_uuid: str | None
-    """The rank's GPU, with or without `GPU-` in front, or None if unknown."""
+    """The rank's GPU, with or without `GPU-` in front; empty if it computes on the CPU; None if unknown."""
 
 
 class Target(NamedTuple):

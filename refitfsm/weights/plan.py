@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest, TensorSpec
+from refitfsm.weights.offer import Target
 
 SMALL_BYTES = 1 << 20
 """`mixed`: below this, opening a tensor's handle takes the server longer than copying it twice."""
@@ -68,8 +69,13 @@ class PushWish(NamedTuple):
     """`bucket`: how many a server reads in turn."""
     loader: bool = False
     """Every server was started with `refitfsm.server.loader`."""
-    targets: int = 1
-    """How many servers there are: each that reads a bucket needs buffers of its own."""
+    targets: tuple[Target, ...] = ()
+    """The servers, as far as they are known."""
+
+    @property
+    def readers(self) -> int:
+        """How many servers there are: each that reads a bucket needs buffers of its own."""
+        return max(1, len(self.targets))
 
 
 class Layout(NamedTuple):
@@ -172,7 +178,7 @@ def choose(manifest: Manifest, wish: PushWish, layout: Layout) -> Strategy:
     plan = plan_mixed(manifest, wish.bucket_bytes)
     packed = [len(chunk.names) for chunk in plan.chunks if chunk.form is Form.BUCKET]
     saves = bool(packed) and sum(packed) >= MANY_SMALL * len(packed)
-    fits = layout.free_bytes is not None and plan.sender_bytes * wish.targets <= layout.free_bytes
+    fits = layout.free_bytes is not None and plan.sender_bytes * wish.readers <= layout.free_bytes
     return Strategy.MIXED if saves and fits else Strategy.LIST
 
 

@@ -10,7 +10,7 @@ from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.expectation import compare, expect
 from refitfsm.weights.flat import flat_offer, in_place
 from refitfsm.weights.fusion import Heads
-from refitfsm.weights.handles import Replica, list_offer, replica_of, synchronize
+from refitfsm.weights.handles import Replica, list_offer, replica_of, require_places, synchronize
 from refitfsm.weights.host import HostMemory
 from refitfsm.weights.lending import Ledger, Memory
 from refitfsm.weights.local import raw_view
@@ -105,6 +105,8 @@ class TorchSource:
         """See `WeightSource.plan`. Handles carry no bytes, so there is no limit to a push of them."""
         self._require_open()
         self._read_again()
+        for target in wish.targets:
+            require_places(self._replicas, target)
         strategy = wish.strategy
         if self._by_bytes:
             if strategy not in (Strategy.AUTO, Strategy.LIST, Strategy.TENSOR):
@@ -126,8 +128,8 @@ class TorchSource:
         with self._lock:
             self._buckets = None  # frees the buffers of the plan before
             if plan.buffer_bytes:
-                require_room(plan, self._replicas, wish.targets)
-                self._buckets = Buckets(plan, self._replicas, self._ledger, wish.targets)
+                require_room(plan, self._replicas, wish.readers)
+                self._buckets = Buckets(plan, self._replicas, self._ledger, wish.readers)
         return plan
 
     def _settle_in(self) -> None:

@@ -92,6 +92,7 @@ class World:
         chooser: Chooser | None = None,
         faults: Mapping[str, FaultSource] | None = None,
         config: SimConfig | None = None,
+        gpus: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         named = policies.load(policy)
         base = config or SimConfig(
@@ -107,6 +108,7 @@ class World:
             named,
             run_id=RUN,
             journal=self.journal,
+            gpus=gpus,
             aside=inline,
         )
         self.digests = {0: digest_of(tiny_model(0))}

@@ -1,11 +1,13 @@
 """Tensors that cannot be pushed, given to a fleet: a clear error, nothing sent, and the version is kept."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
 
 from refitfsm import ConfigError
+from refitfsm.sim.config import FAST, SimConfig
 from refitfsm.sim.content import digest_of, tiny_model, tiny_tensors
 from refitfsm.sim.loop import run
 from refitfsm.weights.errors import WeightsError
@@ -79,6 +81,40 @@ def test_a_bad_tensor_is_refused_before_anything_is_sent(kind: str, shared: bool
             assert len(world.serving()) == 2
             world.check()
         world.check_journal()
+
+    run(life())
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "reason"),
+    [
+        ("cpu", (), "s0: rank 0 is on the CPU, the tensors are on GPU-b: give CPU tensors"),
+        (
+            "cuda",
+            ("GPU-a",),
+            "s0: rank 0 is on GPU GPU-a, the tensors are on GPU-b: give tensors of the rank's",
+        ),
+    ],
+)
+def test_tensors_where_a_server_cannot_map_them_are_refused_before_anything_is_sent(
+    device: Literal["cpu", "cuda"], gpus: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real server dies of such a push. The error names server and rank, and the fleet serves on."""
+
+    async def life() -> None:
+        config = SimConfig(timings=FAST, skip_warmup=True, device=device)
+        world = World(2, "always_on", config=config, gpus={"s0": gpus, "s1": gpus})
+        async with world.fleet as fleet:
+            await world.refit(1)
+            written = len(world.journal.lines)
+            source = TorchSource(tiny(2), share_host_memory=True)
+            monkeypatch.setattr(source._replicas[0].memory, "place", "GPU-b", raising=False)
+            monkeypatch.setattr(source, "_settle_in", lambda: None)
+            with pytest.raises(ConfigError, match=f"^weights: {reason}"):
+                await fleet.refit(source, 2)
+            assert len(world.journal.lines) == written
+            assert len(world.serving()) == 2
+            world.check()
 
     run(life())
 

@@ -219,6 +219,8 @@ def withdrawn(seat: Seat) -> object:
         note = source.offer(chunk, target(1)).settle().note
     with pytest.raises(WeightsError, match="the refit of this source is over"):
         source.offer(chunk, target(1))
+    with pytest.raises(WeightsError, match="the refit of this source is over"):
+        source.plan(PushWish())
     return note
 
 
@@ -241,12 +243,16 @@ def misplaced(seat: Seat) -> object:
                 source.offer(chunk, wrong)
             assert not isinstance(refused.value, GroupError)
             said.append(str(refused.value))
+            with pytest.raises(WeightsError) as unplanned:
+                source.plan(PushWish(targets=(target(0), wrong)))
+            assert str(unplanned.value) == said[-1]
         assert decoded(source.offer(chunk, target(1)).entries[0])["made by"].tolist() == [1, 1]
     return said
 
 
 def test_a_server_on_other_gpus_is_refused_and_the_others_are_not() -> None:
-    """A GPU that no rank is on, one given twice, one not known: each is named, and the refit goes on."""
+    """A GPU that no rank is on, one given twice, one not known: each is named, already by the plan, and the
+    refit goes on."""
     (foreign, double, unknown, *disordered), followed = results(2, misplaced)
     assert "its rank 1 is on GPU 00000005-aa, and the trainer's ranks on 00000000-aa, 00000001-aa" in foreign
     assert "its rank 1 is on GPU 00000001-aa, and so is its rank 0" in double

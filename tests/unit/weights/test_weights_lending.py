@@ -3,7 +3,7 @@
 import pytest
 
 from refitfsm.weights.errors import WeightsError
-from refitfsm.weights.handles import Replica, replica_of
+from refitfsm.weights.handles import Replica, replica_of, require_places
 from refitfsm.weights.lending import Lease, Ledger, lending
 from refitfsm.weights.offer import RankPlace, Target
 
@@ -101,3 +101,14 @@ def test_a_rank_without_tensors_on_its_gpu_is_refused() -> None:
         replica_of(replicas("a", "b"), RankPlace(1, "GPU-x"))
     with pytest.raises(WeightsError, match=r"on 2 GPUs and the GPU of rank 0 is not known: name"):
         replica_of(replicas("a", "b"), RankPlace(0, None))
+    with pytest.raises(WeightsError, match=r"^rank 0 is on the CPU, the tensors are on a: give CPU tensors"):
+        replica_of(replicas("a"), RankPlace(0, ""))
+    assert replica_of(host := replicas(""), RankPlace(0, "")) is host[0]
+
+
+def test_a_server_with_a_rank_elsewhere_is_named() -> None:
+    """All ranks of a server are looked at; the error says which server it is."""
+    both = Target("http://s", (RankPlace(0, "a"), RankPlace(1, "b")))
+    require_places(replicas("a", "b"), both)
+    with pytest.raises(WeightsError, match=r"^http://s: rank 1 is on GPU b, the tensors are on a:"):
+        require_places(replicas("a"), both)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from refitfsm.weights.errors import WeightsError
 from refitfsm.weights.manifest import Manifest, TensorSpec
+from refitfsm.weights.offer import RankPlace, Target
 from refitfsm.weights.plan import (
     MANY_SMALL,
     SMALL_BYTES,
@@ -122,6 +123,7 @@ MANY = of_sizes(*[1000] * MANY_SMALL, 4 * SMALL_BYTES)
 """As many small tensors as a bucket has to save, 1000 bytes each, and a large one."""
 FEW = of_sizes(*[1000] * (MANY_SMALL - 1), SMALL_BYTES)
 ROOM = 1000 * MANY_SMALL
+THREE = tuple(Target(name, (RankPlace(0, None),)) for name in "abc")
 
 
 @pytest.mark.parametrize(
@@ -132,8 +134,8 @@ ROOM = 1000 * MANY_SMALL
         (MANY, PushWish(), Layout(one_allocation=True, free_bytes=ROOM), Strategy.LIST),
         (MANY, PushWish(), Layout(free_bytes=ROOM), Strategy.MIXED),
         (MANY, PushWish(), Layout(free_bytes=ROOM - 1), Strategy.LIST),
-        (MANY, PushWish(targets=3), Layout(free_bytes=3 * ROOM), Strategy.MIXED),
-        (MANY, PushWish(targets=3), Layout(free_bytes=3 * ROOM - 1), Strategy.LIST),
+        (MANY, PushWish(targets=THREE), Layout(free_bytes=3 * ROOM), Strategy.MIXED),
+        (MANY, PushWish(targets=THREE), Layout(free_bytes=3 * ROOM - 1), Strategy.LIST),
         (MANY, PushWish(), Layout(free_bytes=None), Strategy.LIST),
         (FEW, PushWish(), Layout(free_bytes=ROOM), Strategy.LIST),
         (MANY, PushWish(bucket_bytes=ROOM // 2), Layout(free_bytes=ROOM), Strategy.LIST),
