@@ -95,7 +95,8 @@ def carry_out(server: TrueServer, pending: Pending, able: Capabilities, expected
 
 def dead(server: TrueServer) -> TrueServer:
     """A process that is gone; what it held does not matter any more."""
-    return TrueServer(alive=False, same=server.same, chunks=(UNDEFINED,) * len(server.chunks))
+    nothing = (UNDEFINED,) * len(server.chunks)
+    return TrueServer(alive=False, same=server.same, chunks=nothing, label=UNDEFINED, cache=frozenset())
 
 
 def started(chunks: int) -> TrueServer:
