@@ -14,7 +14,7 @@ from refitfsm.check.moves import World
 from refitfsm.check.search import Result, noted, serving_after
 from refitfsm.model.fleet import Cycle, FleetView
 from refitfsm.model.records import FleetRecord, ServerRecord
-from refitfsm.model.values import CommandKind, ServerView
+from refitfsm.model.values import CommandKind, Facts, ServerView
 from refitfsm.planner.cycle import Input
 
 LAST_CYCLE = 9_999
@@ -56,15 +56,17 @@ class Outcome(NamedTuple):
 
     centre: Centre
     flags: tuple[Flags, ...]
-    views: tuple[ServerView, ...]
-    """In the codes of the new centre."""
     raw: tuple[ServerView, ...]
-    """In those of the old."""
+    """In the codes of the old centre."""
     codes: Codes
     """From those of the old to those of the new."""
     turns: tuple[tuple[str, int, int], ...]
     """How the cycle turned, with the number of those that had failed, and were given up, by then."""
     issued: tuple[CommandKind | None, ...]
+
+    def view(self, seat: int) -> ServerView:
+        """In the codes of the new centre."""
+        return self.codes.view(self.raw[seat])
 
 
 class Question(NamedTuple):
@@ -154,16 +156,19 @@ class Planner:
         serving = serving_after(decision, centre.truly_serving, centre.staged)
         new, codes = centre_of(after, serving, rules.attempts)
         turned = [record for record in decision.records if isinstance(record, FleetRecord)]
-        raw = tuple(after.servers.values())
         return Outcome(
             new,
             tuple(flags_of(after.cycle, name) for name in after.servers),
-            tuple(map(codes.view, raw)),
-            raw,
+            tuple(after.servers.values()),
             codes,
             tuple((each.turn.value, *_troubled(each.cycle)) for each in turned),
             tuple(_last_issued(decision.records, name) for name in after.servers),
         )
+
+
+def facts_of(centre: Centre) -> Facts:
+    """What the guards read of the fleet."""
+    return Facts(centre.serving_version, centre.cycle.id if centre.cycle else 0, centre.serving_push)
 
 
 def flags_of(cycle: Cycle | None, name: str) -> Flags:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, combinations_with_replacement, permutations, product
 
 from refitfsm.check import laws
-from refitfsm.check.codes import CLOSES_S, Codes
+from refitfsm.check.codes import Codes
 from refitfsm.check.joint import (
     BrokenLaw,
     Centre,
@@ -24,46 +24,38 @@ from refitfsm.check.joint import (
     Planner,
     Question,
     centre_of,
+    facts_of,
     flags_of,
-    fleet_of,
 )
 from refitfsm.check.moves import Outcome as Answer
-from refitfsm.check.moves import State, is_out, outcomes, requests, unnoticed
+from refitfsm.check.moves import State, is_out, outcomes, unnoticed
+from refitfsm.check.questions import FAULTS, TIME_IS_UP, TURNS_OVER, answered, questions
 from refitfsm.check.search import start
-from refitfsm.check.situations import ANY, Again, Arrow, Class, Edge, Place, Server, Situation
+from refitfsm.check.situations import ANY, Again, Arrow, Class, Place, Server, Situation, Turned
 from refitfsm.check.truth import TrueServer
-from refitfsm.model.fleet import FleetView, Goal, Phase, admits, holds_served, holds_staged, usable
-from refitfsm.model.values import Event, EventName, Report, ServerView
-from refitfsm.planner.cycle import Abandon, ServerEvent, Tick
+from refitfsm.check.uncollected import uncollected
+from refitfsm.model.fleet import FleetView, admits, holds_served, holds_staged, usable
+from refitfsm.model.values import ServerView
 
-GIVES_UP = Question("the caller gives up", Abandon("the caller gave up"), busy=True)
-TIME_IS_UP = Question("the time is up", Tick(), CLOSES_S)
-TURNS_OVER = Question("nobody does anything any more", Tick())
-_FAULTS = frozenset({GIVES_UP.name, TIME_IS_UP.name})
 _NOTHING = frozenset({"refused", "absorbed"})
-_TROUBLE = frozenset({"aborting", "dropped"})
 _STILL = State(FleetView({}), (), 0)
 
 
 class Modular:
-    """The search.
+    """The search."""
 
-    Args:
-        heals: nothing goes wrong, refits are all that is asked for, and every step is kept.
-    """
-
-    def __init__(self, servers: int, faults: int, planner: Planner, *, heals: bool = False) -> None:
-        self.servers, self.faults, self.planner, self.heals = servers, faults, planner, heals
+    def __init__(self, servers: int, faults: int, planner: Planner) -> None:
+        self.servers, self.faults, self.planner = servers, faults, planner
         self.situations: dict[tuple[Centre, tuple[Flags, ...]], Situation] = {}
-        self.edges: list[Edge] = []
         self.steps = 0
         self._todo: list[list[tuple[Situation, Flags, Server]]] = [[] for _ in range(faults + 1)]
         self.views: list[ServerView] = []
         self.trues: list[TrueServer] = []
         self._view_numbers: dict[ServerView, int] = {}
+        self._centre_numbers: dict[Centre, int] = {}
         self._true_numbers: dict[TrueServer, int] = {}
         self._answers: dict[tuple[object, ...], Outcome] = {}
-        self._turned: dict[tuple[object, ...], tuple[Outcome, Again]] = {}
+        self._turned: dict[tuple[object, ...], Turned] = {}
         self._images: dict[tuple[object, ...], dict[int, tuple[int, ServerView]]] = {}
         self._classes: dict[tuple[object, ...], Class] = {}
         self._recoded: dict[tuple[object, ...], int] = {}
@@ -96,14 +88,16 @@ class Modular:
 
     def go_on(self) -> None:
         """To the fixed point, from what was added."""
-        for price, todo in enumerate(self._todo):
-            while todo:
-                self._settle(*todo.pop(), price)
+        with uncollected():
+            for price, todo in enumerate(self._todo):
+                while todo:
+                    self._settle(*todo.pop(), price)
 
     def situation(self, centre: Centre, flags: Iterable[Flags]) -> Situation:
         key = (centre, tuple(sorted(flags)))
         if key not in self.situations:
-            self.situations[key] = Situation(len(self.situations), *key)
+            centre_number = self._centre_numbers.setdefault(centre, len(self._centre_numbers))
+            self.situations[key] = Situation(len(self.situations), centre_number, *key)
         return self.situations[key]
 
     def add(self, here: Situation, flags: Flags, server: Server, price: int) -> None:
@@ -146,7 +140,7 @@ class Modular:
                     self._expand(here, others, each, price)
 
     def _expand(self, here: Situation, flags: Flags, server: Server, price: int) -> None:
-        self._judge(here.centre, server)
+        self._judge(here, server)
         view, true = self.views[server[0]], self.trues[server[1]]
         if view.pending is not None:
             for answer in self._answers_of(server):
@@ -157,17 +151,18 @@ class Modular:
                 self.steps += 1
                 self.add(here, flags, (server[0], self._true(after)), price + 1)
         self._put(here, Place("", flags, ANY), server, price)
-        for question in self._questions(here):
+        for question in questions(here.centre, self.planner.world, faults=self.faults > 0):
             if question is not TURNS_OVER or view.pending is None:
                 self._classed(here, flags, server, price, question)
 
-    def _judge(self, centre: Centre, server: Server) -> None:
+    def _judge(self, here: Situation, server: Server) -> None:
         """Every law, once."""
-        if (centre, server) in self._judged:
+        if (here.centre_number, server) in self._judged:
             return
-        self._judged.add((centre, server))
+        self._judged.add((here.centre_number, server))
+        centre = here.centre
         view, true = self.views[server[0]], self.trues[server[1]]
-        facts = fleet_of(centre, (), ()).facts
+        facts = facts_of(centre)
         why = laws.broken_by(view, true, facts, _STILL._replace(serving=centre.truly_serving))
         if not why and view not in self._late:
             self._late.add(view)
@@ -189,33 +184,16 @@ class Modular:
         if answer.fatal:
             raise BrokenLaw(f"no_command_kills: a server died of {answer.fatal}")
         view = self.views[server[0]]
-        key = (here.centre, flags, server[0], answer.event, answer.report)
+        key = (here.centre_number, flags, server[0], answer.event, answer.report)
         if key not in self._answers:
-            question = _event(view, answer.event, answer.report, 0)
+            question = answered(view, answer.event, answer.report, 0)
             self._answers[key] = self.planner.ask(here.centre, (flags,), (view,), question)
         alone = self._answers[key]
         if alone.turns:
             self._turns(here, flags, server, answer, price)
             return
-        after = self._view(alone.views[0]), self._recode(answer.true, alone.raw[0], alone.codes)
-        self._step(here, flags, server, here, flags, after, price, blamed=False)
-
-    def _step(  # noqa: PLR0917 - from where to where
-        self,
-        here: Situation,
-        flags: Flags,
-        server: Server,
-        there: Situation,
-        flags_after: Flags,
-        after: Server,
-        price: int,
-        *,
-        blamed: bool,
-    ) -> None:
-        self.add(there, flags_after, after, price)
-        if self.heals:
-            source, target = (here.number, flags, server), (there.number, flags_after, after)
-            self.edges.append(Edge(source, target, blamed))
+        after = self._view(alone.view(0)), self._recode(answer.true, alone.raw[0], alone.codes)
+        self.add(here, flags, after, price)
 
     # -- turns ---------------------------------------------------------------------------------------
 
@@ -226,17 +204,26 @@ class Modular:
         if key not in self._turned:
             views = [self.views[number] for number in here.first_views()]
             views[seat] = self.views[server[0]]
-            question = _event(views[seat], answer.event, answer.report, seat)
+            question = answered(views[seat], answer.event, answer.report, seat)
             outcome = self.planner.ask(here.centre, here.flags, tuple(views), question)
-            self._turned[key] = outcome, Again(here.flags, tuple(views), seat, question, outcome)
-        outcome, again = self._turned[key]
-        there = self.situation(outcome.centre, outcome.flags)
-        after = self._view(outcome.views[seat]), self._recode(answer.true, outcome.raw[seat], outcome.codes)
-        blamed = any(turn in _TROUBLE for turn, *_ in outcome.turns)
-        self._step(here, flags, server, there, outcome.flags[seat], after, price, blamed=blamed)
+            again = Again(here.flags, tuple(views), seat, question, outcome)
+            self._turned[key] = Turned(
+                again,
+                self.situation(outcome.centre, outcome.flags),
+                self._view(outcome.view(seat)),
+            )
+        found = self._turned[key]
+        outcome = found.again.outcome
+        after = found.view, self._recode(answer.true, outcome.raw[seat], outcome.codes)
+        self.add(found.there, outcome.flags[seat], after, price)
+        if found.price is not None and found.price <= price:
+            return
+        found.price = price
         for other, each in enumerate(here.flags):
             if other != seat:
-                self._arrow(here, Place("", each, ANY), there, again._replace(seat=other), price, 0)
+                self._arrow(
+                    here, Place("", each, ANY), found.there, found.again._replace(seat=other), price, 0
+                )
 
     def _arrow(  # noqa: PLR0917 - from where to where
         self, here: Situation, place: Place, there: Situation, again: Again, price: int, cost: int
@@ -249,27 +236,23 @@ class Modular:
         if key in arrows and arrows[key].price <= price:
             return
         images = self._images.setdefault(
-            (here.centre, place.question, place.flags, flags, outcome.centre, outcome.codes, turns), {}
+            (
+                here.centre_number,
+                place.question,
+                place.flags,
+                flags,
+                there.centre_number,
+                outcome.codes,
+                turns,
+            ),
+            {},
         )
-        committed = turns[0] == "committed" or (
-            here.centre.cycle is not None and here.centre.cycle.phase is Phase.COMMITTED
-        )
-        arrow = Arrow(
-            there,
-            flags,
-            outcome.codes,
-            again,
-            price,
-            cost,
-            blamed=bool(place.question) and "aborting" in turns,
-            opens=committed and "closed" in turns and not place.flags.failed and not place.flags.given_up,
-            images=images,
-        )
+        arrow = Arrow(there, flags, outcome.codes, again, price, cost, images)
         arrows[key] = arrow
         for server, faults in tuple(here.places.get(place, ())):
-            self._follow(here, place, arrow, server, faults)
+            self._follow(here, arrow, server, faults)
 
-    def _follow(self, here: Situation, place: Place, arrow: Arrow, server: Server, faults: int) -> None:
+    def _follow(self, here: Situation, arrow: Arrow, server: Server, faults: int) -> None:
         """A server is taken along."""
         price = max(faults + arrow.cost, arrow.price)
         if price > self.faults:
@@ -278,10 +261,8 @@ class Modular:
         if server[0] not in arrow.images:
             arrow.images[server[0]] = self._image(here, arrow, server[0])
         number, raw = arrow.images[server[0]]
-        if self.heals and arrow.opens and usable(raw) and not admits(raw):
-            raise BrokenLaw("a_fleet_heals: after a commit a server that can be used does not serve")
         after = number, self._recode(self.trues[server[1]], raw, arrow.codes)
-        self._step(here, place.flags, server, arrow.target, arrow.flags, after, price, blamed=arrow.blamed)
+        self.add(arrow.target, arrow.flags, after, price)
 
     def _image(self, here: Situation, arrow: Arrow, view: int) -> tuple[int, ServerView]:
         again, seat = arrow.again, arrow.again.seat
@@ -291,31 +272,18 @@ class Modular:
         if (outcome.centre, outcome.flags) != (expected.centre, expected.flags):
             mine, theirs = self.views[view], again.views[seat]
             raise Entangled(f"{again.question.name}: {mine} turns the cycle otherwise than {theirs}")
-        return self._view(outcome.views[seat]), outcome.raw[seat]
+        return self._view(outcome.view(seat)), outcome.raw[seat]
 
     def _put(self, here: Situation, place: Place, server: Server, price: int) -> None:
         """A server is in a place: it is taken along by every turn that is known."""
         for arrow in tuple(here.arrows.get(place, {}).values()):
-            self._follow(here, place, arrow, server, price)
+            self._follow(here, arrow, server, price)
         here.places.setdefault(place, []).append((server, price))
 
     # -- questions to all ----------------------------------------------------------------------------
 
-    def _questions(self, here: Situation) -> Iterator[Question]:
-        cycle = here.centre.cycle
-        if cycle is None:
-            for request in requests(here.centre.serving_version, self.planner.world):
-                if not self.heals or request.goal is Goal.REFIT:
-                    yield Question(f"asked: {request.goal}", request)
-            return
-        yield TURNS_OVER
-        if self.faults:
-            yield TIME_IS_UP
-            if cycle.phase is Phase.WORKING:
-                yield GIVES_UP
-
     def _classed(self, here: Situation, flags: Flags, server: Server, price: int, question: Question) -> None:
-        kind = self._class_of(here.centre, flags, server[0], question)
+        kind = self._class_of(here, flags, server[0], question)
         self._put(here, Place(question.name, flags, kind), server, price)
         known = here.classes.setdefault((question.name, flags), {})
         if kind not in known:
@@ -323,10 +291,11 @@ class Modular:
             for seated in self._seatings(here, question, (flags, kind)):
                 self._asked(here, question, seated)
 
-    def _class_of(self, centre: Centre, flags: Flags, number: int, question: Question) -> Class:
+    def _class_of(self, here: Situation, flags: Flags, number: int, question: Question) -> Class:
         """All that may differ between two servers in what the fleet makes of a question."""
-        key = (centre, flags, number, question.name)
+        key = (here.centre_number, flags, number, question.name)
         if key not in self._classes:
+            centre = here.centre
             view = self.views[number]
             alone = self.planner.ask(centre, (flags,), (view,), question)
             found: Class = (alone.turns, alone.issued, alone.flags, view.checksum)
@@ -337,7 +306,7 @@ class Modular:
 
     def _said_of(self, centre: Centre, view: ServerView) -> Class:
         """What the guards of goals read of a server."""
-        facts = fleet_of(centre, (), ()).facts
+        facts = facts_of(centre)
         return (
             view.state,
             view.condition,
@@ -365,7 +334,7 @@ class Modular:
 
     def _asked(self, here: Situation, question: Question, seated: tuple[tuple[Flags, Class], ...]) -> None:
         first = [here.classes[question.name, flags][kind] for flags, kind in seated]
-        cost = int(question.name in _FAULTS)
+        cost = int(question.name in FAULTS)
         price = max(price for _, price in first) + cost
         if price > self.faults:
             return
@@ -380,9 +349,3 @@ class Modular:
         for seat, (each, kind) in enumerate(seated):
             again = Again(flags, views, seat, question, outcome)
             self._arrow(here, Place(question.name, each, kind), there, again, price, cost)
-
-
-def _event(view: ServerView, name: EventName, report: Report, seat: int) -> Question:
-    assert view.pending is not None  # noqa: S101 - for the type checker
-    event = Event(name, cycle=view.pending.cycle, seq=view.pending.seq, report=report)
-    return Question("", ServerEvent(f"s{seat}", event), busy=True)

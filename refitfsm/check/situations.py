@@ -46,10 +46,6 @@ class Arrow:
     """The fewest faults on the way to it, of all servers together."""
     cost: int
     """1 if the turn is a fault itself."""
-    blamed: bool
-    """The cycle aborts, for no single server's fault."""
-    opens: bool
-    """A cycle that committed is closed: whoever was in it serves."""
     images: dict[int, tuple[int, ServerView]]
     """Of the number of a view: the number of the view after, and that view in the codes before."""
 
@@ -59,6 +55,7 @@ class Situation:
     """A centre, and how many servers of which flags sit beside it."""
 
     number: int
+    centre_number: int
     centre: Centre
     flags: tuple[Flags, ...]
     servers: dict[Flags, dict[Server, int]] = field(default_factory=dict)
@@ -76,10 +73,13 @@ class Situation:
             yield next(iter(self.servers[each]))[0]
 
 
-class Edge(NamedTuple):
-    """A step of a server, from one situation and state to another."""
+@dataclass(slots=True, eq=False)
+class Turned:
+    """How what happens to one server turns the cycle."""
 
-    source: tuple[int, Flags, Server]
-    target: tuple[int, Flags, Server]
-    blamed: bool
-    """The cycle aborted, or went on without it, for what this server did."""
+    again: Again
+    there: Situation
+    view: int
+    """The number of that server's view after."""
+    price: int | None = None
+    """The fewest faults at which the others were taken along; None: they were not yet."""

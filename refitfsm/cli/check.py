@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from refitfsm import policies
+from refitfsm.check.apart import Apart, apart
 from refitfsm.check.planted.catalogue import MISTAKES
 from refitfsm.check.planted.catalogue import canary as drawn
 from refitfsm.check.script import script
@@ -30,6 +31,8 @@ refitfsm check --policy ./my-policy.toml --servers 2 --faults 2
 
 refitfsm check --policy colocated --servers 1 --faults 3 --json
 
+refitfsm check --apart --servers 3 --faults 3
+
 refitfsm check --planted
 
 refitfsm check --canary "$(git rev-parse HEAD)"
@@ -49,6 +52,14 @@ def check(
     servers: Annotated[int, typer.Option(min=1, max=5, help="How many servers.")] = 2,
     faults: Annotated[int, typer.Option(min=0, max=9, help="How many faults there may be.")] = 1,
     states_max: Annotated[int, typer.Option(min=1, help="Give up after so many states.")] = 2_000_000,
+    servers_apart: Annotated[
+        bool,
+        typer.Option(
+            "--apart",
+            help="Look at each server beside what the fleet knows as one: bigger fleets and more faults,"
+            " laws of safety alone.",
+        ),
+    ] = False,
     planted: Annotated[
         bool, typer.Option("--planted", help="Instead: find every planner that is wrong on purpose.")
     ] = False,
@@ -67,6 +78,13 @@ def check(
     for name in policy or policies.shipped():
         named = policies.load(name)
         for kind in worlds(named.rules):
+            if servers_apart:
+                alone = apart(servers, faults, kind.world)
+                rows.update(alone.rows)
+                good = good and alone.good
+                _print_apart(screen, named.name, kind, alone)
+                found.append({"policy": named.name, "servers_are": kind.name, **alone._asdict()})
+                continue
             result = search(servers, faults, kind.world, states_max=states_max)
             rows.update(result.rows)
             good = good and result.broken is None and result.complete
@@ -96,6 +114,18 @@ def _print(screen: Screen, policy: str, kind: Named, result: Result) -> None:
     )
     for line in script(result.broken) if result.broken else ():
         screen.line(line)
+
+
+def _print_apart(screen: Screen, policy: str, kind: Named, result: Apart) -> None:
+    verdict = "every law of safety holds"
+    if result.broken:
+        verdict = f"a law may be broken: {result.broken} Search fewer servers or faults without --apart."
+    elif result.entangled:
+        verdict = f"servers cannot be taken apart, search without --apart: {result.entangled}"
+    screen.line(
+        f"{policy} ({kind.name}): {result.states:,} states of a server in {result.situations:,} situations"
+        f" of the fleet, {result.steps:,} steps, {result.seconds:.1f} s: {verdict}"
+    )
 
 
 def _as_json(policy: str, kind: Named, result: Result) -> Json:

@@ -78,11 +78,16 @@ def sound_world(bounds: Bounds) -> World:
     return world._replace(able=world.able._replace(memory_saver=bounds.memory_saver))
 
 
+def wrong_world(mistake: Mistake) -> World:
+    """The same with the planner that makes it."""
+    plays = mistake.change(PLAYBOOK)
+    return sound_world(mistake.bounds)._replace(decide=mistake.wrap(planner(plays)), book=plays.book)
+
+
 def look(mistake: Mistake) -> Result:
     """Search for the mistake within its bounds. `Result.broken` is None if it is not found."""
-    plays = mistake.change(PLAYBOOK)
-    world = sound_world(mistake.bounds)._replace(decide=mistake.wrap(planner(plays)), book=plays.book)
-    return hunt(mistake.bounds.servers, mistake.bounds.faults, world, lies=mistake.bounds.lies)
+    bounds = mistake.bounds
+    return hunt(bounds.servers, bounds.faults, wrong_world(mistake), lies=bounds.lies)
 
 
 def look_at_the_sound(bounds: Bounds, *, states_max: int) -> Result:
