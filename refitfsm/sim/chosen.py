@@ -9,8 +9,10 @@ from refitfsm.sim.faults import Fault, Kind
 
 DELAYS_S: Final = (0.5, 5.0, 60.0)
 """What `delay` and `slow` are picked from: below, about and above what calls may take."""
-STATUSES: Final = (503, 500, 404)
-"""What the kinds with a status are picked from; `success-false` comes with 200 as well."""
+REFUSALS: Final = (503, 500, 404)
+"""What `status-before` is picked from; `success-false` comes with 200 as well."""
+GATEWAYS: Final = (502, 503, 504)
+"""What `status-after` is picked from: who gives up on a call that is under way answers with one of these."""
 
 
 class ChosenFaults:
@@ -49,8 +51,10 @@ class ChosenFaults:
         match kind:
             case Kind.DELAY | Kind.SLOW:
                 return DELAYS_S[self._chooser.choose("seconds", len(DELAYS_S))]
-            case Kind.STATUS_BEFORE | Kind.STATUS_AFTER:
-                return STATUSES[self._chooser.choose("status", len(STATUSES))]
+            case Kind.STATUS_BEFORE:
+                return REFUSALS[self._chooser.choose("status", len(REFUSALS))]
+            case Kind.STATUS_AFTER:
+                return GATEWAYS[self._chooser.choose("status", len(GATEWAYS))]
             case Kind.SUCCESS_FALSE:
-                return (200, *STATUSES)[self._chooser.choose("status", len(STATUSES) + 1)]
+                return (200, *REFUSALS)[self._chooser.choose("status", len(REFUSALS) + 1)]
         return 0.0
