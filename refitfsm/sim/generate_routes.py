@@ -28,7 +28,7 @@ def parse(engine: Engine, request: HttpRequest) -> Job | HttpReply:
         return error_reply("The length of sampling_params and rid must be the batch size.")
     requests: list[Request] = []
     for at, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
-        wrong = _wrong(engine, prompt, params)
+        wrong = _wrong(engine, prompt, params, batch=batch)
         if wrong is not None:
             return error_reply(wrong)
         for copy in range(params.n):
@@ -64,10 +64,13 @@ def _sampling(body: Generate, count: int) -> list[Sampling] | None:
     return [body.sampling_params or Sampling()] * count
 
 
-def _wrong(engine: Engine, prompt: tuple[int, ...], params: Sampling) -> str | None:
-    """Why the front end refuses a request; a token outside the vocabulary is not its business."""
+def _wrong(engine: Engine, prompt: tuple[int, ...], params: Sampling, *, batch: bool) -> str | None:
+    """Why the front end refuses a request; a token outside the vocabulary is not its business.
+
+    Nor is an empty prompt in a list of them.
+    """
     limit = engine.config.context_length
-    if not prompt:
+    if not prompt and not batch:
         return "input_ids cannot be empty."
     if len(prompt) >= limit:
         return f"The input ({len(prompt)} tokens) is longer than the model's context length ({limit} tokens)."

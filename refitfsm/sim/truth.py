@@ -189,10 +189,13 @@ class Truth:
         """Get a running request ready for steps: prefill what has no KV, and note the weights.
 
         Raises:
-            Fatal: the forward pass touches released memory, or a token id is outside the vocabulary.
+            Fatal: the forward pass touches released memory, or the prompt is empty or has an id outside the
+                vocabulary.
         """
         digest = self.forward()
         if not request.kv:
+            if not request.prompt:
+                raise Fatal("IndexError: the prompt is empty")
             if any(token >= self.config.vocab_size for token in request.prompt):
                 raise Fatal("IndexError: index out of range in self")
             request.context = request.context or tokens.begin(request.prompt)

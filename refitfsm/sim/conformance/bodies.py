@@ -130,7 +130,8 @@ async def a_wrong_method_is_refused(subject: Subject) -> None:
 @check(Area.BODIES)
 async def a_request_needs_a_prompt(subject: Subject) -> None:
     """A generation without any prompt, or with an empty one, is an error and not a death."""
-    for body in ({}, {"sampling_params": {}}, asking(input_ids=[])):
+    bodies: tuple[dict[str, object], ...] = ({}, {"sampling_params": {}}, asking(input_ids=[]))
+    for body in bodies:
         answer = await subject.post("/generate", body)
         same(answer.status, 400, f"{body}: the status")
         expect(mapping(answer.fields["error"])["message"], f"{body}: it says nothing")

@@ -51,9 +51,9 @@ class Check(NamedTuple):
         """Why it does not apply to a server; empty if it does."""
         version = version_of(found)
         if version < self.since:
-            return f"from {_shown(self.since)} on"
+            return f"holds from {_shown(self.since)} on"
         if version >= self.before:
-            return f"before {_shown(self.before)}"
+            return f"holds before {_shown(self.before)}"
         if self.needs is Need.SAVER and not found.memory_saver:
             return "needs the memory saver"
         if self.needs is Need.NO_SAVER and found.memory_saver:

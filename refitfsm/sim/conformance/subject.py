@@ -90,15 +90,15 @@ class Subject:
         deadline_s = asyncio.get_running_loop().time() + wait_s
         return await self.driver.execute(Issued("subject", 1, self.seq, command, deadline_s))
 
-    async def ok(self, kind: CommandKind, **fields: object) -> Observation:
+    async def ok(self, kind: CommandKind, *, wait_s: float = WAIT_S, **fields: object) -> Observation:
         """Carry out one command that must end well."""
-        observation = await self.do(kind, **fields)
+        observation = await self.do(kind, wait_s=wait_s, **fields)
         expect(observation.event not in _BAD, f"{kind} ended as {observation}")
         return observation
 
-    async def refused(self, kind: CommandKind, **fields: object) -> Observation:
+    async def refused(self, kind: CommandKind, *, wait_s: float = WAIT_S, **fields: object) -> Observation:
         """Carry out one command that must be refused."""
-        observation = await self.do(kind, **fields)
+        observation = await self.do(kind, wait_s=wait_s, **fields)
         expect(observation.event is EventName.REFUSED, f"{kind} ended as {observation}")
         return observation
 
@@ -178,8 +178,11 @@ class Subject:
     async def idle(self) -> None:
         """Return once the scheduler has nothing to do."""
         async with asyncio.timeout(WAIT_S):
-            while (await self.post("/flush_cache")).status != 200:
+            while await self._is_busy():  # noqa: ASYNC110 - another process sets no event
                 await asyncio.sleep(POLL_S)
+
+    async def _is_busy(self) -> bool:
+        return (await self.post("/flush_cache")).status != 200
 
     @asynccontextmanager
     async def slowly(self) -> AsyncIterator[None]:

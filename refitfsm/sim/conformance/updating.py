@@ -51,7 +51,7 @@ async def a_session_lets_requests_through(subject: Subject) -> None:
 async def an_update_outside_a_session_is_not_looked_at(subject: Subject) -> None:
     """Outside a session a payload that would kill is refused in words, and so is a distributed update."""
     garbage = {"serialized_named_tensors": ["AAAA"]}
-    distributed = {"names": [], "dtypes": [], "shapes": []}
+    distributed: dict[str, object] = {"names": [], "dtypes": [], "shapes": []}
     for path, body in ((_TENSORS, garbage), ("/update_weights_from_distributed", distributed)):
         answer = await subject.post(path, body)
         same(answer.status, 400, f"{path}: the status")
