@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from refitfsm import __version__
-from refitfsm.cli import audit, check, demo, doctor, graph, run, sim_server
+from refitfsm.cli import audit, check, demo, doctor, graph, mutants, run, sim_server
 from refitfsm.cli.show import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, error_line
 from refitfsm.errors import RefitError
 
@@ -61,6 +61,7 @@ for name, module, function in (
     ("sim-server", sim_server, sim_server.sim_server),
     ("graph", graph, graph.graph),
     ("check", check, check.check),
+    ("mutants", mutants, mutants.run),
 ):
     app.command(name, help=module.HELP, epilog=module.EXAMPLES)(function)
 audit_app.command("verify", help=audit.HELP, epilog=audit.EXAMPLES)(audit.verify)

@@ -54,7 +54,16 @@ def _command(names: tuple[str, ...]) -> typer.core.TyperCommand:
 def test_the_commands_are_those_that_work() -> None:
     """No command is announced before it exists."""
     root = typer.main.get_command(app)
-    assert sorted(root.commands) == ["audit", "check", "demo", "doctor", "graph", "run", "sim-server"]
+    assert sorted(root.commands) == [
+        "audit",
+        "check",
+        "demo",
+        "doctor",
+        "graph",
+        "mutants",
+        "run",
+        "sim-server",
+    ]
     assert sorted(root.commands["audit"].commands) == ["verify"]
 
 

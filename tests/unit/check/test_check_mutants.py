@@ -1,0 +1,106 @@
+"""Rules with one thing changed are found, and the shortcut that finds them is none."""
+
+import pytest
+
+from refitfsm import policies
+from refitfsm.check.changes import planner
+from refitfsm.check.hunt import hunt
+from refitfsm.check.mutants.games import free_games, planned_game
+from refitfsm.check.mutants.graph import Game, Graph, Rule, search
+from refitfsm.check.mutants.layers import at_random, every_state
+from refitfsm.check.mutants.rules import KINDS, Mutant, mutants
+from refitfsm.check.worlds import worlds
+from refitfsm.model.row import Verdict
+from refitfsm.model.states import ServerState
+from refitfsm.model.table import BOOK, ROWS
+from refitfsm.model.values import EventName
+from refitfsm.planner.playbook import PLAYBOOK
+
+ALL = {mutant.name: mutant for mutant in mutants()}
+NOWHERE = Rule((ServerState.OFFLINE, EventName.ENROL), BOOK)
+FOUND_BY_BOTH = (
+    "guard removed: serving/pause/0: nothing_is_pending",
+    "guard negated: serving/pause/0: gate_is_closed",
+    "guard negated: serving/paused/0: answer_is_expected",
+    "row dropped: serving/drained/0",
+    "row dropped: kv_rebuilt/continue/0",
+    "row redirected: offline/enrolled/0: released",
+    "row redirected: serving/released/0: serving",
+    "effect dropped: serving/paused/0: settle",
+    "effect dropped: serving/released/0: note_release",
+    "effect dropped: serving/drain/0: note_command",
+)
+
+
+def games() -> tuple[Game, ...]:
+    """A planner's game, and one without a planner."""
+    kind = next(worlds(policies.load("always_on").rules))
+    return planned_game("always_on", kind, 1, 1), next(free_games(0))
+
+
+def test_everything_that_a_row_says_has_its_mutant() -> None:
+    """Each row is dropped, its guards removed and negated, each effect dropped, each destination changed."""
+    counts = {kind: sum(mutant.kind == kind for mutant in ALL.values()) for kind in KINDS}
+    taken = [row for row in ROWS if row.verdict is Verdict.TAKE]
+    guards = sum(len(row.guards) for row in ROWS)
+    effects = sum(len(row.effects) for row in ROWS)
+    expected = (guards, guards, len(ROWS), len(taken) * (len(ServerState) - 1), effects)
+    assert counts == dict(zip(KINDS, expected, strict=True))
+    assert all(mutant.cell != BOOK.cells[mutant.rule.key] for mutant in ALL.values())
+
+
+def test_both_layers_find_them() -> None:
+    """These are found in every state, and by walks at random that know nothing of it."""
+    some = [ALL[name] for name in FOUND_BY_BOTH]
+    missed = [
+        (layer, tried.mutant.name)
+        for layer, results in (
+            ("every state", every_state(some, games())),
+            ("at random", at_random(some, "a", games())),
+        )
+        for tried in results
+        if tried.found is None
+    ]
+    assert missed == []
+
+
+@pytest.mark.parametrize("faults", [0, 1])
+def test_a_graph_reaches_what_a_search_reaches(faults: int) -> None:
+    """Under the rules that ship it has the states that a plain search has, and no law is broken."""
+    kind = next(worlds(policies.load("always_on").rules))
+    plain = hunt(1, faults, kind.world)
+    done = search(Graph(planned_game("always_on", kind, 1, faults), BOOK), NOWHERE)
+    assert (done.found, done.states, done.complete) == (None, plain.states, True)
+    assert not done.differs
+
+
+OF_A_FLUSH = [
+    mutant
+    for mutant in ALL.values()
+    if mutant.row.startswith("serving/flush") and mutant.kind != "row dropped"  # which only a graph judges
+]
+
+
+@pytest.mark.parametrize("mutant", OF_A_FLUSH, ids=lambda mutant: mutant.name)
+def test_what_a_graph_takes_over_changes_nothing(mutant: Mutant) -> None:
+    """A mutant breaks a law in a graph after as many moves as in a search of its own, or in neither."""
+    kind = next(worlds(policies.load("always_on").rules))
+    book = mutant.rule.book
+    world = kind.world._replace(decide=planner(PLAYBOOK._replace(book=book)), book=book)
+    plain = hunt(1, 1, world)
+    found = search(Graph(planned_game("always_on", kind, 1, 1), BOOK), mutant.rule).found
+    assert (found and found.moves) == (plain.broken and len(plain.broken.trace))
+
+
+def test_the_table_that_ships_is_safe_whatever_is_asked() -> None:
+    """Without a planner, and with anything asked in any order, no law is broken."""
+    game = next(free_games(0))
+    done = search(Graph(game, BOOK), NOWHERE)
+    assert (done.found, done.complete) == (None, True)
+    assert done.states > 1000
+
+
+def test_walks_repeat_themselves() -> None:
+    """The same seed finds the same after as many steps."""
+    some = [ALL[name] for name in FOUND_BY_BOTH[:2]]
+    assert list(at_random(some, "b", games())) == list(at_random(some, "b", games()))
