@@ -13,8 +13,6 @@ from refitfsm.weights.proof import RankSums
 WORDS_MAX = 300
 """Characters of a server's words that go into a detail."""
 
-_GATEWAY = (502, 503, 504)
-
 
 class Answer(NamedTuple):
     """A reply, read."""
@@ -65,11 +63,12 @@ def judge(
 ) -> Observation:
     """How a control call ended.
 
-    A gateway's status is unknown: something between us and SGLang answered. A 400 is a refusal, except
-    where SGLang says that it wrote before it failed.
+    After a 5xx or a redirect it is unknown whether the call was carried out: something between us and SGLang
+    answered, or an exception that SGLang did not catch. SGLang itself says 400, also where it wrote before
+    it failed, and that is a failure; every other 400 is a refusal.
     """
-    if answer.status in _GATEWAY or 300 <= answer.status < 400:
-        return Observation(EventName.LOST, f"something before the server answered {answer.words}")
+    if answer.status >= 500 or 300 <= answer.status < 400:
+        return Observation(EventName.LOST, f"no answer of SGLang's, it may be done or not: {answer.words}")
     if answer.status == 200:
         return _of_200(answer, kind, Observation(done, "", report))
     if answer.status == 400 and kind is CommandKind.BEGIN and "already open" in answer.words:

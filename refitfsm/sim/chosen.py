@@ -11,8 +11,8 @@ DELAYS_S: Final = (0.5, 5.0, 60.0)
 """What `delay` and `slow` are picked from: below, about and above what calls may take."""
 REFUSALS: Final = (503, 500, 404)
 """What `status-before` is picked from; `success-false` comes with 200 as well."""
-GATEWAYS: Final = (502, 503, 504)
-"""What `status-after` is picked from: who gives up on a call that is under way answers with one of these."""
+UNKNOWNS: Final = (502, 500, 504)
+"""What `status-after` is picked from: a gateway gives up, or an exception is not caught once it was done."""
 
 
 class ChosenFaults:
@@ -54,7 +54,7 @@ class ChosenFaults:
             case Kind.STATUS_BEFORE:
                 return REFUSALS[self._chooser.choose("status", len(REFUSALS))]
             case Kind.STATUS_AFTER:
-                return GATEWAYS[self._chooser.choose("status", len(GATEWAYS))]
+                return UNKNOWNS[self._chooser.choose("status", len(UNKNOWNS))]
             case Kind.SUCCESS_FALSE:
                 return (200, *REFUSALS)[self._chooser.choose("status", len(REFUSALS) + 1)]
         return 0.0

@@ -29,6 +29,7 @@ FAULTS = (
     "lose-request",
     "status-before=502",
     "status-after=502",
+    "status-after=500",
     "success-false",
     "status-before=400",
     "refuse",

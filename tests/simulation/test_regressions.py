@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 
@@ -11,11 +12,13 @@ from refitfsm import (
     ControllerClosed,
     CycleAborted,
     Fleet,
+    RefitError,
     RequestFailed,
     policies,
 )
 from refitfsm.drivers.push import inline
 from refitfsm.sim.config import FAST, SimConfig
+from refitfsm.sim.faults import FaultPlan, parse_fault
 from refitfsm.sim.loop import VirtualLoop, run
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.transport import SimTransport
@@ -285,5 +288,21 @@ def test_a_logger_that_raises_breaks_no_step() -> None:
             await fleet.refit(TinySource(1), 1)
             assert fleet.status().serving_version == 1
         assert seen
+
+    run(life())
+
+
+@pytest.mark.parametrize("path", ["/begin_weight_update", "/end_weight_update", "/pause_generation"])
+def test_an_error_500_says_nothing_of_what_was_done(path: str) -> None:
+    """A call that was carried out and answered with 500 leaves no false belief of the server."""
+
+    async def life() -> None:
+        world = World(2, faults={"s1": FaultPlan([parse_fault(f"status-after=500@{path}:1")])})
+        async with world.fleet as fleet:
+            await fleet.release()
+            with suppress(RefitError):
+                await world.refit(1)
+            world.check()
+        world.check_journal()
 
     run(life())
