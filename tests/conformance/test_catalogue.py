@@ -11,12 +11,13 @@ from refitfsm.drivers.transport import Reply
 from refitfsm.sim.config import SimConfig
 from refitfsm.sim.conformance.__main__ import main
 from refitfsm.sim.conformance.catalogue import EVERY
-from refitfsm.sim.conformance.makers import TinyWeights, simulated
+from refitfsm.sim.conformance.makers import simulated
 from refitfsm.sim.conformance.registry import Check
 from refitfsm.sim.conformance.runner import Maker, Outcome, Verdict, play_all, play_shared
 from refitfsm.sim.conformance.subject import Subject
 from refitfsm.sim.loop import run
 from refitfsm.sim.server import SimServer
+from refitfsm.sim.tiny import TinyWeights
 from refitfsm.sim.transport import SimTransport
 
 VERSIONS = ("0.5.12", "0.5.16", "0.5.23")

@@ -1,7 +1,6 @@
 """A fleet over simulated servers on the virtual clock: the real controller, driver and journal."""
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 from refitfsm import Fleet, policies
@@ -12,62 +11,27 @@ from refitfsm.model.states import ServerState
 from refitfsm.model.values import ServerView
 from refitfsm.sim.choices import CalmChooser, Chooser
 from refitfsm.sim.config import FAST, SimConfig
-from refitfsm.sim.content import digest_of, tiny_model, tiny_tensors
+from refitfsm.sim.content import digest_of, tiny_model
 from refitfsm.sim.faults import FaultSource
 from refitfsm.sim.laws import belief_is_false, wrong_answer
 from refitfsm.sim.server import SimServer
+from refitfsm.sim.tiny import TinyWeights
 from refitfsm.sim.transport import SimTransport
-from refitfsm.weights.manifest import Manifest, TensorSpec
-from refitfsm.weights.offer import BytesOffer, Offer, Target
-from refitfsm.weights.payload import cpu_payload
-from refitfsm.weights.plan import ChunkPlan, PushPlan, PushWish, plan_list
-from refitfsm.weights.readback import values_of
+from refitfsm.weights.offer import Offer, Target
+from refitfsm.weights.plan import ChunkPlan
 
 RUN = "test"
-CHUNK_BYTES = 20_000
-"""Cuts the tiny model into a few chunks."""
 
 
-class TinySource:
-    """The tiny model's weights of one seed. Encodings are kept for the whole test run."""
+class TinySource(TinyWeights):
+    """The tiny model's weights of one seed; counts what is read."""
 
     reads = 0
     """How often any of them was read."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    @property
-    def manifest(self) -> Manifest:
-        return Manifest(
-            tuple(
-                TensorSpec.of(name, dtype, shape)
-                for name, (dtype, shape, _) in tiny_tensors(self.seed).items()
-            )
-        )
-
-    def plan(self, wish: PushWish) -> PushPlan:
-        return plan_list(self.manifest, min(wish.chunk_bytes_max, CHUNK_BYTES))
-
     def offer(self, chunk: ChunkPlan, target: Target) -> Offer:
         TinySource.reads += 1
-        return BytesOffer((_encoded(self.seed, chunk.names),) * len(target.ranks))
-
-    def head(self, name: str, count: int) -> tuple[float, ...]:
-        dtype, _, data = tiny_tensors(self.seed)[name]
-        return values_of(dtype, data, count)
-
-    def release(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@lru_cache(maxsize=512)
-def _encoded(seed: int, names: tuple[str, ...]) -> bytes:
-    tensors = tiny_tensors(seed)
-    return cpu_payload(
-        (TensorSpec.of(name, tensors[name][0], tensors[name][1]), tensors[name][2]) for name in names
-    )
+        return super().offer(chunk, target)
 
 
 class Fault(NamedTuple):
