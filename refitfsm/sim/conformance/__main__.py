@@ -12,49 +12,22 @@ import argparse
 import asyncio
 import json
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from refitfsm.sim.config import SimConfig
 from refitfsm.sim.conformance.catalogue import EVERY
 from refitfsm.sim.conformance.makers import checkpoints, connected, simulated
 from refitfsm.sim.conformance.registry import Check
-from refitfsm.sim.conformance.runner import Outcome, Verdict, play_all, play_shared
+from refitfsm.sim.conformance.report import as_rows, none_failed, shown, summary
+from refitfsm.sim.conformance.runner import Outcome, play_all, play_shared
 from refitfsm.sim.loop import run
-
-
-async def _shown(outcomes: AsyncIterator[Outcome]) -> list[Outcome]:
-    found = []
-    async for outcome in outcomes:
-        found.append(outcome)
-        check = outcome.check
-        line = f"{outcome.verdict:4} {outcome.seconds:7.3f} s  {check.area:10} {check.name}"
-        sys.stdout.write(f"{line}: {outcome.reason}\n" if outcome.reason else f"{line}\n")
-        sys.stdout.flush()
-    return found
 
 
 async def _at(url: str, folders: Sequence[Path], checks: Sequence[Check]) -> list[Outcome]:
     with checkpoints(folders) as sources:
         async with connected(url, sources) as subject:
-            return await _shown(play_shared(subject, checks))
-
-
-def as_rows(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
-    """The outcomes as plain data."""
-    return [
-        {
-            "check": outcome.check.name,
-            "law": outcome.check.law,
-            "area": str(outcome.check.area),
-            "lethal": outcome.check.lethal,
-            "verdict": str(outcome.verdict),
-            "reason": outcome.reason,
-            "seconds": round(outcome.seconds, 3),
-        }
-        for outcome in outcomes
-    ]
+            return await shown(play_shared(subject, checks))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,16 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = SimConfig(
             sglang_version=options.sim, memory_saver=not options.no_memory_saver, skip_warmup=True
         )
-        outcomes = run(_shown(play_all(simulated(config), checks)))
+        outcomes = run(shown(play_all(simulated(config), checks)))
     elif options.weights is None:
         parser.error("--url: give --weights, the checkpoint that is served and another one for its model")
     else:
         outcomes = asyncio.run(_at(options.url, options.weights, checks))
-    counts = Counter(outcome.verdict for outcome in outcomes)
-    sys.stdout.write(", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict) + "\n")
+    sys.stdout.write(f"{summary(outcomes)}\n")
     if options.out is not None:
         options.out.write_text(json.dumps(as_rows(outcomes), indent=2) + "\n")
-    return 1 if counts[Verdict.FAIL] else 0
+    return 0 if none_failed(outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ from pathlib import Path
 from refitfsm.drivers.http import HttpTransport
 from refitfsm.sim.config import SimConfig
 from refitfsm.sim.conformance.runner import Maker
-from refitfsm.sim.conformance.subject import Subject
+from refitfsm.sim.conformance.subject import CHUNK_BYTES_MAX, Subject
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.tiny import TinyWeights
 from refitfsm.sim.transport import SimTransport
 from refitfsm.weights.safetensors import CheckpointFolder
-from refitfsm.weights.source import CheckpointSource
+from refitfsm.weights.source import CheckpointSource, WeightSource
 
 
 def simulated(config: SimConfig) -> Maker:
@@ -40,10 +40,12 @@ def checkpoints(folders: Sequence[Path]) -> Iterator[Sequence[CheckpointSource]]
 
 
 @asynccontextmanager
-async def connected(url: str, sources: Sequence[CheckpointSource]) -> AsyncIterator[Subject]:
+async def connected(
+    url: str, sources: Sequence[WeightSource], *, chunk_bytes_max: int = CHUNK_BYTES_MAX
+) -> AsyncIterator[Subject]:
     """The server at a URL. The first of the sources is what it serves; any seed but 0 means the second."""
     transport = HttpTransport(url)
     try:
-        yield Subject(transport, lambda seed: sources[min(seed, 1)])
+        yield Subject(transport, lambda seed: sources[min(seed, 1)], chunk_bytes_max)
     finally:
         await transport.aclose()

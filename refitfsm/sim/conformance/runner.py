@@ -66,7 +66,7 @@ async def play_all(make: Maker, checks: Iterable[Check]) -> AsyncIterator[Outcom
                 check = rest.pop(0)
                 outcome = await play(check, subject)
                 yield outcome
-                if check.lethal or outcome.verdict is Verdict.FAIL:
+                if outcome.verdict is Verdict.FAIL or (check.lethal and outcome.verdict is Verdict.PASS):
                     break  # dead, or nobody knows what it was left with
 
 
@@ -78,11 +78,11 @@ async def play_shared(subject: Subject, checks: Iterable[Check]) -> AsyncIterato
             continue
         outcome = await play(check, subject)
         if outcome.verdict is Verdict.FAIL:
-            await _mend(subject)
+            await mend(subject)
         yield outcome
 
 
-async def _mend(subject: Subject) -> None:
+async def mend(subject: Subject) -> None:
     """What a check that failed may have left: a pause, requests, slow steps, an open session."""
     for path, body in (
         ("/continue_generation", {}),

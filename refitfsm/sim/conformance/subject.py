@@ -34,6 +34,9 @@ STEP_S = 0.03
 ENDLESS_TOKENS = 800
 """With `slowly` on, more than any check has patience for."""
 
+CHUNK_BYTES_MAX = 200_000
+"""Cuts the weights of a tiny model into a few chunks."""
+
 _BAD = (EventName.REFUSED, EventName.FAILED, EventName.LOST, EventName.DIED)
 
 
@@ -69,7 +72,7 @@ class Subject:
     transport: Transport
     source: Callable[[int], WeightSource]
     """Weights that fit: 0 is what the server started with, 1 is other."""
-    chunk_bytes_max: int = 200_000
+    chunk_bytes_max: int = CHUNK_BYTES_MAX
     capabilities: Capabilities = field(default_factory=Capabilities)
     seq: int = 0
     driver: SGLangDriver = field(init=False)
@@ -236,10 +239,13 @@ class Subject:
         raise Broken(f"the server still answers: {reply.status}")
 
     async def dies_of(self, method: str, path: str, body: object = msgspec.UNSET) -> None:
-        """The call gets no answer, and the server is gone after it."""
+        """The call gets no answer, and the server is gone after it.
+
+        A GET whose answer was lost is sent once more, and then there is nobody to send it to.
+        """
         try:
             reply = await self.reply(method, path, body)
-        except AnswerLost:
+        except (AnswerLost, NotSent):
             await self.gone()
         else:
             raise Broken(f"{path} was answered with {reply!r:.300}")
