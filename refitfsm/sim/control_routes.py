@@ -75,13 +75,13 @@ async def go_on(engine: Engine, request: HttpRequest) -> HttpReply:
 
 
 async def abort(engine: Engine, request: HttpRequest) -> HttpReply:
-    """/abort_request: always 200 and at once; ids match by prefix."""
+    """/abort_request: always 200 and at once. An id that nobody has is ignored, a known one is a prefix."""
     body = decode(request, Abort)
     if isinstance(body, HttpReply):
         return body
     if body.abort_all:
         engine.scheduler.abort_all()
-    elif body.rid:
+    elif body.rid in engine.truth.running or body.rid in engine.truth.waiting:
         engine.scheduler.abort_all(body.rid)
     return _EMPTY
 

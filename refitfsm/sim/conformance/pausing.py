@@ -110,15 +110,27 @@ async def a_flush_waits_no_longer_than_told(subject: Subject) -> None:
 
 @check(Area.PAUSING)
 async def an_abort_ends_the_requests_whose_id_begins_so(subject: Subject) -> None:
-    """An abort by id matches by prefix, leaves others alone, and its answer is 200 with no body."""
+    """An id that somebody has ends all whose id begins with it; the answer is 200 with no body."""
     async with subject.slowly():
-        first = await subject.running(ENDLESS_TOKENS, rid="left-1")
-        second = asyncio.create_task(subject.generate(ENDLESS_TOKENS, rid="right-1"))
-        await subject.held(second)
+        first = await subject.running(ENDLESS_TOKENS, rid="left")
+        longer = asyncio.create_task(subject.generate(ENDLESS_TOKENS, rid="left-2"))
+        other = asyncio.create_task(subject.generate(ENDLESS_TOKENS, rid="right"))
+        await subject.held(other)
         same(await subject.post("/abort_request", {"rid": "left"}), Answer(200, ""), "the abort")
         same((await first).finish, "abort", "the finish reason")
-        await subject.held(second)
-    same((await second).finish, "abort", "the other's finish reason")
+        same((await longer).finish, "abort", "the finish reason of the longer id")
+        await subject.held(other)
+    same((await other).finish, "abort", "the other's finish reason")
+
+
+@check(Area.PAUSING)
+async def an_abort_by_the_beginning_of_an_id_is_ignored(subject: Subject) -> None:
+    """An id that nobody has ends nothing, though one begins with it."""
+    async with subject.slowly():
+        request = await subject.running(ENDLESS_TOKENS, rid="left-1")
+        same(await subject.post("/abort_request", {"rid": "left"}), Answer(200, ""), "the abort")
+        await subject.held(request)
+    same((await request).finish, "abort", "the finish reason")
 
 
 @check(Area.PAUSING)
