@@ -17,7 +17,8 @@ class Law(NamedTuple):
     """A law over one server of a state: what is believed of it and what it is."""
 
     name: str
-    holds: Callable[[ServerView, TrueServer, State], bool]
+    holds: Callable[[ServerView, TrueServer, int], bool]
+    """Of what is believed and what is so, and of the push whose weights the fleet serves."""
     says: str
 
 
@@ -40,15 +41,15 @@ def _known(view: ServerView, true: TrueServer) -> bool:
 LAWS_OF_TRUTH: tuple[Law, ...] = (
     Law(
         "an_open_gate_leads_to_the_fleets_weights",
-        lambda view, true, state: _implies(
-            view.gate is Gate.OPEN and true.alive and true.same, true.push == state.serving
+        lambda view, true, serving: _implies(
+            view.gate is Gate.OPEN and true.alive and true.same, true.push == serving
         ),
         "A request that is admitted is answered by the weights that the fleet serves, whole.",
     ),
     Law(
         "an_open_gate_leads_to_no_stale_cache",
-        lambda view, true, state: _implies(
-            view.gate is Gate.OPEN and true.alive and true.same, true.cache <= {state.serving}
+        lambda view, true, serving: _implies(
+            view.gate is Gate.OPEN and true.alive and true.same, true.cache <= {serving}
         ),
         "No answer uses a cache that other weights made.",
     ),
@@ -108,13 +109,13 @@ def moved_by_a_late_answer(view: ServerView, facts: Facts, book: Book) -> str:
     return ""
 
 
-def broken_by(view: ServerView, true: TrueServer, facts: Facts, state: State) -> str:
+def broken_by(view: ServerView, true: TrueServer, facts: Facts, serving: int) -> str:
     """The first law that one server breaks, as a sentence; empty if none."""
     for law in LAWS:
         if not law.holds(view, facts):
             return f"{law.name}: {law.says} Broken by {view.server}."
     for other in LAWS_OF_TRUTH:
-        if not other.holds(view, true, state):
+        if not other.holds(view, true, serving):
             return f"{other.name}: {other.says} Broken by {view.server}."
     return ""
 
@@ -123,4 +124,4 @@ def broken(state: State) -> str:
     """The first law that a state breaks, as a sentence; empty if none."""
     facts = state.fleet.facts
     servers = zip(state.fleet.servers.values(), state.truth, strict=True)
-    return next(filter(None, (broken_by(view, true, facts, state) for view, true in servers)), "")
+    return next(filter(None, (broken_by(view, true, facts, state.serving) for view, true in servers)), "")

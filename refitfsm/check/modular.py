@@ -28,17 +28,16 @@ from refitfsm.check.joint import (
     flags_of,
 )
 from refitfsm.check.moves import Outcome as Answer
-from refitfsm.check.moves import State, is_out, outcomes, unnoticed
+from refitfsm.check.moves import is_out, outcomes, unnoticed
 from refitfsm.check.questions import FAULTS, TIME_IS_UP, TURNS_OVER, answered, questions
 from refitfsm.check.search import start
 from refitfsm.check.situations import ANY, Again, Arrow, Class, Place, Server, Situation, Turned
 from refitfsm.check.truth import TrueServer
 from refitfsm.check.uncollected import uncollected
-from refitfsm.model.fleet import FleetView, admits, holds_served, holds_staged, usable
+from refitfsm.model.fleet import admits, holds_served, holds_staged, usable
 from refitfsm.model.values import ServerView
 
 _NOTHING = frozenset({"refused", "absorbed"})
-_STILL = State(FleetView({}), (), 0)
 
 
 class Modular:
@@ -163,7 +162,7 @@ class Modular:
         centre = here.centre
         view, true = self.views[server[0]], self.trues[server[1]]
         facts = facts_of(centre)
-        why = laws.broken_by(view, true, facts, _STILL._replace(serving=centre.truly_serving))
+        why = laws.broken_by(view, true, facts, centre.truly_serving)
         if not why and view not in self._late:
             self._late.add(view)
             why = laws.moved_by_a_late_answer(view, facts, self.planner.world.book)
