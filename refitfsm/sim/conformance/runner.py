@@ -46,6 +46,7 @@ async def play(check: Check, subject: Subject) -> Outcome:
             await subject.enrol()
             reason = check.skipped_for(subject.capabilities)
             if not reason:
+                await subject.idle()
                 await check.run(subject)
         verdict = Verdict.SKIP if reason else Verdict.PASS
     except NotHere as error:

@@ -179,7 +179,7 @@ class Subject:
         return request
 
     async def idle(self) -> None:
-        """Return once the scheduler has nothing to do."""
+        """Return once nothing runs: a request leaves the batch after its answer. Empties the cache."""
         async with asyncio.timeout(WAIT_S):
             while await self._is_busy():  # noqa: ASYNC110 - another process sets no event
                 await asyncio.sleep(POLL_S)
