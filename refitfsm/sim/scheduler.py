@@ -148,7 +148,7 @@ class Scheduler:
         truth = self.truth
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while truth.running or truth.waiting:
+        while truth.running or truth.leaving or truth.waiting:
             if loop.time() >= deadline:
                 return False
             changed: asyncio.Future[bool] = loop.create_future()
@@ -178,7 +178,7 @@ class Scheduler:
                 request.phase = Phase.RUNNING
                 truth.running[rid] = request
                 self._interrupt(rid)
-        if self._idle_waiters and not truth.running and not truth.waiting:
+        if self._idle_waiters and not (truth.running or truth.leaving or truth.waiting):
             waiters, self._idle_waiters = self._idle_waiters, []
             for waiter in waiters:
                 _resolve(waiter, True)
@@ -211,10 +211,26 @@ class Scheduler:
             self.truth.drop(request)
             self._requests_changed()
             raise
+        ran = request.phase is Phase.RUNNING
         answer = self.truth.finish(request, aborted=request.abort_asked)
         self.outputs += 1
+        if ran:
+            self._leave()
         self._requests_changed()
         return answer
+
+    def _leave(self) -> None:
+        """The next step was launched before the last token was known; its rest outlasts the answer's way."""
+        seconds = self.draw("leave", (0.0, self._timings.decode_s[1])) + self.extra_step_s
+        if seconds > 0:
+            self.truth.leaving += 1
+            asyncio.get_running_loop().call_later(seconds, self._left, self.truth.incarnation)
+
+    def _left(self, incarnation: int) -> None:
+        """A request that was answered is out of the batch."""
+        if incarnation == self.truth.incarnation:
+            self.truth.leaving -= 1
+            self._requests_changed()
 
     async def _to_the_end(self, request: Request, emit: Emit | None) -> None:
         while not (request.abort_asked and request.phase is Phase.WAITING):

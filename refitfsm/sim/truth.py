@@ -53,6 +53,8 @@ class Truth:
         self.kv = PrefixCache()
         self.running: dict[str, Request] = {}
         self.waiting: dict[str, Request] = {}
+        self.leaving = 0
+        """Requests that are answered, and that the scheduler's batch still holds, for a step at most."""
         self.gate_closed = False
         """The front end holds new requests back."""
         self.scheduler_pause: str | None = None
@@ -87,7 +89,7 @@ class Truth:
     def idle(self) -> bool:
         """Idle as the scheduler computes it, for release and for flush."""
         ignore_waiting = self.profile.waiting_ignored_while_paused and self.scheduler_pause is not None
-        return not self.running and (ignore_waiting or not self.waiting)
+        return not self.running and not self.leaving and (ignore_waiting or not self.waiting)
 
     def release(self, tags: Sequence[str] | None) -> None:
         """/release_memory_occupation, in the scheduler.

@@ -36,7 +36,7 @@ async def greedy_answers_repeat(subject: Subject) -> None:
     """The same prompt and weights give the same tokens, from a cold cache and from a warm one."""
     first = await subject.tokens()
     same(await subject.tokens(), first, "the answer from a warm cache")
-    await subject.well("/flush_cache")
+    await subject.idle()
     same(await subject.tokens(), first, "the answer from a cold cache")
 
 
@@ -45,7 +45,7 @@ async def a_flush_empties_the_prefix_cache(subject: Subject) -> None:
     """A prompt asked before is found in the cache, and not after a flush."""
     await subject.generate()
     same((await subject.generate()).meta["cached_tokens"], len(PROMPT) - 1, "cached_tokens")
-    await subject.well("/flush_cache")
+    await subject.idle()
     same((await subject.generate()).meta["cached_tokens"], 0, "cached_tokens after a flush")
 
 

@@ -1,6 +1,5 @@
 """Giving GPU memory back and taking it again, in orders that SGLang survives."""
 
-from refitfsm.model.values import CommandKind
 from refitfsm.sim.conformance.expect import differ, expect, same
 from refitfsm.sim.conformance.registry import Area, Need, check
 from refitfsm.sim.conformance.subject import Answer, Subject
@@ -13,10 +12,9 @@ _RELEASE, _RESUME = "/release_memory_occupation", "/resume_memory_occupation"
 async def a_release_of_the_cache_flushes_it(subject: Subject) -> None:
     """Release and resume of the cache answer null, keep the weights, and empty the cache."""
     before = await subject.tokens()
-    await subject.ok(CommandKind.PAUSE)  # and no flush
+    await subject.settled()
     same(await subject.post(_RELEASE, {"tags": ["kv_cache"]}), _NULL, "the release")
     same(await subject.post(_RESUME, {"tags": ["kv_cache"]}), _NULL, "the resume")
-    await subject.ok(CommandKind.CONTINUE)
     after = await subject.generate()
     same(after.tokens, before, "the answer")
     same(after.meta["cached_tokens"], 0, "cached_tokens")

@@ -1,7 +1,7 @@
 """A server under test, and hands to work it with: the driver's commands, and plain HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -75,6 +75,8 @@ class Subject:
     chunk_bytes_max: int = CHUNK_BYTES_MAX
     capabilities: Capabilities = field(default_factory=Capabilities)
     seq: int = 0
+    own_tokens: tuple[object, ...] = ()
+    """What it answers with the weights that it started with, once that was asked."""
     driver: SGLangDriver = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,6 +172,10 @@ class Subject:
     async def tokens(self) -> list[object]:
         return (await self.generate()).tokens
 
+    def whose(self, tokens: Sequence[object]) -> str:
+        """Whose tokens these begin as: those of the weights that it started with, or others."""
+        return "its own" if tuple(tokens) == self.own_tokens[: len(tokens)] else "others"
+
     async def running(self, count: int = LONG_TOKENS, **more: object) -> "asyncio.Task[Answer]":
         """A long request that the scheduler is busy with, by the server's own word: it refuses a flush."""
         request = asyncio.create_task(self.generate(count, **more))
@@ -183,6 +189,12 @@ class Subject:
         async with asyncio.timeout(WAIT_S):
             while await self._is_busy():  # noqa: ASYNC110 - another process sets no event
                 await asyncio.sleep(POLL_S)
+
+    async def settled(self) -> None:
+        """The same with the cache kept, where no more is asked: each answer is a round of the scheduler."""
+        for _ in range(2):
+            await self.get("/server_info")
+            await asyncio.sleep(STEP_S)
 
     async def _is_busy(self) -> bool:
         return (await self.post("/flush_cache")).status != 200

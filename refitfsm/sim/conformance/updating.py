@@ -125,6 +125,7 @@ async def an_update_flushes_unless_told_not_to(subject: Subject) -> None:
     async with subject.session():
         await subject.well(_TENSORS, subject.update(entry))
         differ((await subject.generate()).meta["cached_tokens"], 0, "cached tokens, where none was flushed")
+        await subject.settled()
         await subject.well(_TENSORS, {"serialized_named_tensors": subject.entries(entry)})
         same((await subject.generate()).meta["cached_tokens"], 0, "cached_tokens after a flush")
 
@@ -154,6 +155,7 @@ async def an_update_may_name_parameters_as_the_server_does(subject: Subject) -> 
     before = await subject.tokens()
     spec = _norm(subject)
     zeroed = carried([(spec, bytes(spec.nbytes))])
+    await subject.settled()
     async with subject.session():
         await subject.well(_TENSORS, subject.update(zeroed, load_format="direct", flush_cache=True))
     differ(await subject.tokens(), before, "the answers with and without a last norm")
@@ -240,6 +242,7 @@ async def a_checkpoint_can_be_loaded_from_disk(subject: Subject) -> None:
     """Loading the checkpoint that is served changes nothing, needs no session, and says so."""
     before = await subject.tokens()
     path = subject.capabilities.model_path
+    await subject.settled()
     answer = await subject.well("/update_weights_from_disk", {"model_path": path})
     wanted = {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
     same(answer.value, wanted, "the answer")
