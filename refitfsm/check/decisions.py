@@ -6,11 +6,13 @@ The laws of states say what servers may be; these say what a planner may do, wha
 from collections.abc import Callable
 from typing import NamedTuple
 
+from refitfsm.check import steps
 from refitfsm.check.changes import Endless
 from refitfsm.model.fleet import Cycle, FleetView, Goal, Phase
-from refitfsm.model.records import FleetRecord, ServerRecord, Turn
+from refitfsm.model.records import FleetRecord, Record, ServerRecord, Turn
 from refitfsm.model.row import Verdict
 from refitfsm.model.rules import FailurePolicy, Rules
+from refitfsm.model.values import REQUESTS
 from refitfsm.planner.cycle import Decide, Decision, Input, Tick
 
 
@@ -167,8 +169,27 @@ def unlawful(case: Case) -> str:
     return ""
 
 
-def watched(decides: Decide) -> Decide:
+def _step(record: Record) -> str:
+    """The law of steps that a record breaks; empty if none. What the planner may not ask is judged apart."""
+    if not isinstance(record, ServerRecord):
+        return ""
+    before, event = record.before, record.event
+    if record.verdict is Verdict.TAKE:
+        return steps.unlawful(steps.Step(before, event, record.facts, record.after))
+    return "" if event.name in REQUESTS else steps.unheard(before, event, record.verdict, "", "")
+
+
+def unlawful_step(case: Case) -> str:
+    """The first law of steps that a decision breaks, as a sentence; empty if none."""
+    return next(filter(None, map(_step, case.decided.records)), "")
+
+
+def watched(decides: Decide, *, steps_too: bool = False) -> Decide:
     """The same planner, each decision judged.
+
+    Args:
+        steps_too: and each step of a server in it. Planners that are wrong are not: the laws of what they do
+            have to find them, not those of how the table is written.
 
     Raises, instead of deciding:
         Unlawful: a law does not hold; or the planner comes to no end, or to no decision.
@@ -181,7 +202,8 @@ def watched(decides: Decide) -> Decide:
             raise Unlawful(f"a_decision_ends: {error}") from error
         except (LookupError, AssertionError, TypeError) as error:
             raise Unlawful(f"every_input_has_a_decision: {error!r}") from error
-        why = unlawful(Case(fleet, given, now_s, rules, decided))
+        case = Case(fleet, given, now_s, rules, decided)
+        why = unlawful(case) or (unlawful_step(case) if steps_too else "")
         if why:
             raise Unlawful(why)
         return decided

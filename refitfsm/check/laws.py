@@ -1,6 +1,7 @@
 """Laws of a small fleet, over what is believed and what is so, checked on every state that is reached."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import NamedTuple
 
 from refitfsm.check.moves import State
@@ -9,7 +10,15 @@ from refitfsm.model.laws import LAWS
 from refitfsm.model.row import Verdict
 from refitfsm.model.states import ALL_TAGS, Condition, ContentKind, Gate, ServerState
 from refitfsm.model.table import Book
-from refitfsm.model.values import DONE, Event, EventName, Facts, ServerView
+from refitfsm.model.values import (
+    DONE,
+    NOTHING_REPORTED,
+    Event,
+    EventName,
+    Facts,
+    Report,
+    ServerView,
+)
 from refitfsm.planner.judge import judge
 
 
@@ -101,10 +110,12 @@ _ANSWERS = (*DONE.values(), EventName.REFUSED, EventName.FAILED, EventName.LOST)
 
 def moved_by_a_late_answer(view: ServerView, facts: Facts, book: Book) -> str:
     """The law that an answer to an earlier command breaks by what it changes; empty if none can."""
-    cycle = view.pending.cycle if view.pending else facts.cycle
-    for name in _ANSWERS:
-        late = Event(name, cycle=cycle, seq=view.seq - 1)
-        if judge(view, late, facts, book).verdict is Verdict.TAKE:
+    pending = view.pending
+    cycle = pending.cycle if pending else facts.cycle
+    full = Report(session_open=True, session_closed=True, version=pending.command.version if pending else -1)
+    for name, report in product(_ANSWERS, (NOTHING_REPORTED, full)):
+        late = Event(name, cycle=cycle, seq=view.seq - 1, report=report)
+        if judge(view, late, facts, book).verdict is not Verdict.IGNORE:
             return f"a_late_answer_changes_nothing: {view.server} takes {name} of an earlier command"
     return ""
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from refitfsm.check.mutants.layers import Tried, at_random, every_state
+from refitfsm.check.mutants.layers import Fate, Tried, at_random, every_state
 from refitfsm.check.mutants.rules import KINDS, mutants
 from refitfsm.cli.show import EXIT_NO, EXIT_OK, Json, Screen
 
@@ -15,8 +15,8 @@ HELP = (
     "Change one thing in one row of the table at a time, and look for a law that minds.\n\n"
     "Every guard is removed and negated, every row dropped and redirected, every effect dropped. Each is"
     " played through small games, to the last state, and by walks at random. A change that makes no"
-    " difference to anything that can happen there is named apart. Exits 1 if a change makes a difference"
-    " and no law minds."
+    " difference to anything that can happen there is counted apart, and so is one whose search gave up."
+    " Exits 1 if a change makes a difference and no law minds."
 )
 EXAMPLES = """Examples:
 
@@ -44,32 +44,42 @@ def run(
     walked = list(at_random(chosen, seed))
     ended = time.perf_counter()
     _table(screen, exhaustive, walked)
-    survivors = [each.mutant.name for each in exhaustive if each.found is None and each.differs]
-    for name in survivors:
-        screen.line(f"no law minds: {name}")
+    unexplained = []
+    for each in exhaustive:
+        if each.fate in (Fate.SURVIVES, Fate.UNDECIDED):
+            screen.line(f"{each.fate}: {each.mutant.name}")
+            if each.fate is Fate.SURVIVES:
+                unexplained.append(each.mutant.name)
     screen.line(f"every state in {middle - began:.1f} s, at random in {ended - middle:.1f} s")
     screen.result(
         {
-            "good": not survivors,
-            "survivors": survivors,
-            "no_difference": [t.mutant.name for t in exhaustive if t.found is None and not t.differs],
+            "good": not unexplained,
+            "survivors": unexplained,
             "every_state": [_as_json(each) for each in exhaustive],
             "at_random": [_as_json(each) for each in walked],
         }
     )
-    raise typer.Exit(EXIT_NO if survivors else EXIT_OK)
+    raise typer.Exit(EXIT_NO if unexplained else EXIT_OK)
+
+
+_COLUMNS = (Fate.FOUND, Fate.ALIKE, Fate.SURVIVES, Fate.UNDECIDED)
 
 
 def _table(screen: Screen, exhaustive: list[Tried], walked: list[Tried]) -> None:
-    alike = Counter(each.mutant.kind for each in exhaustive if each.found is None and not each.differs)
-    total = Counter(each.mutant.kind for each in exhaustive)
-    screen.line(f"{'':16} {'mutants':>8} {'found':>8} {'at random':>10} {'no difference':>14}")
-    for kind in KINDS:
-        found, random_ = (
-            sum(each.found is not None for each in layer if each.mutant.kind == kind)
-            for layer in (exhaustive, walked)
+    fates = Counter((each.mutant.kind, each.fate) for each in exhaustive)
+    random_ = Counter(each.mutant.kind for each in walked if each.fate is Fate.FOUND)
+    screen.line(f"{'':16} {'mutants':>8} {' '.join(f'{each:>14}' for each in _COLUMNS)} {'at random':>10}")
+    rows = [(kind, [fates[kind, fate] for fate in _COLUMNS], random_[kind]) for kind in KINDS]
+    rows.append(
+        (
+            "all",
+            [sum(column) for column in zip(*(counts for _, counts, _ in rows), strict=True)],
+            random_.total(),
         )
-        screen.line(f"{kind:16} {total[kind]:8} {found:8} {random_:10} {alike[kind]:14}")
+    )
+    for name, counts, by_chance in rows:
+        shown = " ".join(f"{count:14}" for count in counts)
+        screen.line(f"{name:16} {sum(counts):8} {shown} {by_chance:10}")
     laws = Counter(each.found.law.partition(":")[0] for each in exhaustive if each.found)
     for law, count in laws.most_common():
         screen.line(f"{count:6} break {law}")
@@ -78,6 +88,7 @@ def _table(screen: Screen, exhaustive: list[Tried], walked: list[Tried]) -> None
 def _as_json(tried: Tried) -> Json:
     return {
         "name": tried.mutant.name,
+        "fate": tried.fate.value,
         "law": tried.found.law if tried.found else None,
         "moves": tried.found.moves if tried.found else None,
         "game": tried.game,

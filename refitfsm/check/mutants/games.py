@@ -8,7 +8,7 @@ from refitfsm.check.changes import planner
 from refitfsm.check.decisions import Unlawful, watched
 from refitfsm.check.healing import never_heals
 from refitfsm.check.moves import Move, State, World
-from refitfsm.check.mutants import free
+from refitfsm.check.mutants import unplanned
 from refitfsm.check.mutants.graph import Game
 from refitfsm.check.search import Result, start, step
 from refitfsm.check.worlds import Named, worlds
@@ -16,25 +16,33 @@ from refitfsm.model.table import BOOK, Book
 from refitfsm.planner.playbook import PLAYBOOK
 
 
-def free_game(kind: Named, faults: int) -> Game:
+def unplanned_game(kind: Named, faults: int) -> Game:
     """Anything is asked of one server."""
 
     def under(book: Book) -> World:
         return kind.world._replace(book=book)
 
-    first = free.begin(faults, kind.world)
-    return Game(f"free, {kind.name}", faults, first, free.moves, free.play, free.broken, under)
+    first = unplanned.begin(faults, kind.world)
+    return Game(
+        f"unplanned, {kind.name}, {kind.world.chunks} chunks",
+        faults,
+        first,
+        unplanned.moves,
+        unplanned.play,
+        unplanned.JUDGES,
+        under,
+    )
 
 
 def planned_game(policy: str, kind: Named, servers: int, faults: int) -> Game:
     """A planner leads a fleet."""
 
     def under(book: Book) -> World:
-        decide = watched(planner(PLAYBOOK._replace(book=book)))
+        decide = watched(planner(PLAYBOOK._replace(book=book)), steps_too=True)
         return kind.world._replace(decide=decide, book=book)
 
     name = f"{policy}, {kind.name}, {servers} servers"
-    return Game(name, faults, start(servers, faults, under(BOOK)), moves.moves, _step, _broken, under)
+    return Game(name, faults, start(servers, faults, under(BOOK)), moves.moves, _step, _JUDGES, under)
 
 
 def _step(state: State, move: Move, world: World) -> tuple[State, str]:
@@ -44,17 +52,29 @@ def _step(state: State, move: Move, world: World) -> tuple[State, str]:
         return state, str(error)
 
 
-def _broken(state: State, world: World) -> str:
+def _laws(state: State, _world: World) -> str:
+    return laws.broken(state)
+
+
+def _late(state: State, world: World) -> str:
     try:
-        for view in state.fleet.servers.values():
-            why = laws.moved_by_a_late_answer(view, state.fleet.facts, world.book)
-            if why:
-                return why
-        return laws.broken(state) or (never_heals(state, world) if state.fleet.cycle is None else "")
+        views = state.fleet.servers.values()
+        late = (laws.moved_by_a_late_answer(view, state.fleet.facts, world.book) for view in views)
+        return next(filter(None, late), "")
+    except AssertionError as error:
+        return f"every_event_has_an_answer: {error}"
+
+
+def _heals(state: State, world: World) -> str:
+    try:
+        return never_heals(state, world) if state.fleet.cycle is None else ""
     except AssertionError as error:
         return f"every_event_has_an_answer: {error}"
     except Unlawful as error:
         return str(error)
+
+
+_JUDGES = (_laws, _late, _heals)
 
 
 def planned_games(servers: int, faults: int) -> Iterator[Game]:
@@ -64,11 +84,14 @@ def planned_games(servers: int, faults: int) -> Iterator[Game]:
             yield planned_game(policy, kind, servers, faults)
 
 
-def free_games(faults: int) -> Iterator[Game]:
-    """Servers of each kind; one without the memory saver, too."""
-    kinds = tuple(worlds(policies.load("colocated").rules))
-    for kind in kinds:
-        yield free_game(kind, faults)
-    world = kinds[0].world
-    plain = world._replace(able=world.able._replace(memory_saver=False))
-    yield free_game(Named("no memory saver", plain), faults)
+def unplanned_games(faults: int, chunks: int) -> Iterator[Game]:
+    """Servers of each kind, with models of so many chunks."""
+    for kind in worlds(policies.load("colocated").rules):
+        yield unplanned_game(kind._replace(world=kind.world._replace(chunks=chunks)), faults)
+
+
+def plain_game(faults: int) -> Game:
+    """Anything is asked of one server without the memory saver."""
+    kind = next(worlds(policies.load("colocated").rules))
+    able = kind.world.able._replace(memory_saver=False)
+    return unplanned_game(Named("no memory saver", kind.world._replace(able=able)), faults)

@@ -17,8 +17,12 @@ from refitfsm.model.table import Book, Cell
 from refitfsm.model.table import Key as CellKey
 
 Cells = frozenset[CellKey]
+Lead = tuple["Node", str]
+"""Where a move leads, and the law that is broken on the way."""
 STEPS_MAX = 60
 """Of one walk."""
+SPARE = 2_000
+"""States that a search may reach beyond those of the rules that ship, before it gives up."""
 
 
 class Game(NamedTuple):
@@ -30,10 +34,14 @@ class Game(NamedTuple):
     moves: Callable[[State, World], Iterator[Move]]
     step: Callable[[State, Move, World], tuple[State, str]]
     """The state after, and the law that is broken on the way there."""
-    broken: Callable[[State, World], str]
-    """The law that a state breaks."""
+    judges: tuple[Callable[[State, World], str], ...]
+    """Each says which law a state breaks. Apart, since most need not look at the table."""
     under: Callable[[Book], World]
     """The game's world under some rules."""
+
+    def broken(self, state: State, world: World) -> str:
+        """The first law that a state breaks; empty if none."""
+        return next(filter(None, (judge(state, world) for judge in self.judges)), "")
 
 
 class Edge(NamedTuple):
@@ -45,34 +53,49 @@ class Edge(NamedTuple):
     why: str
 
 
-class Node:
-    """A state, and what is known of it so far."""
+class Judged(NamedTuple):
+    """The law that a state breaks, as one judge says, and the cells that say so."""
 
-    __slots__ = ("_edges", "_graph", "_judged", "_moving", "state")
+    why: str
+    used: Cells
+
+
+class Node:
+    """A state, and what is known of it so far under the rules that ship."""
+
+    __slots__ = ("_cells", "_edges", "_graph", "_judged", "_leads", "state")
 
     def __init__(self, graph: "Graph", state: State) -> None:
         self.state = state
         self._graph = graph
         self._edges: tuple[Edge, ...] | None = None
-        self._moving: tuple[Edge, ...] = ()
-        self._judged: tuple[str, Cells] | None = None
+        self._cells: Cells = frozenset()
+        self._leads: tuple[Lead, ...] = ()
+        self._judged: tuple[Judged, ...] | None = None
 
     def edges(self) -> tuple[Edge, ...]:
         """Every move."""
         if self._edges is None:
             self._edges = tuple(self._graph.edges_of(self))
-            self._moving = tuple(each for each in self._edges if each.target is not self or each.why)
+            self._cells = self._graph.union(each.used for each in self._edges)
+            leads = ((each.target, each.why) for each in self._edges)
+            self._leads = tuple(dict.fromkeys(lead for lead in leads if lead != (self, "")))
         return self._edges
 
-    def moving(self) -> tuple[Edge, ...]:
-        """Moves that lead to another state, or break a law."""
+    def cells(self) -> Cells:
+        """All that its moves look at."""
         self.edges()
-        return self._moving
+        return self._cells
 
-    def judged(self) -> tuple[str, Cells]:
-        """The law that it breaks, and the cells that say so."""
+    def leads(self) -> tuple[Lead, ...]:
+        """Where its moves lead, each once, without those that lead back to it."""
+        self.edges()
+        return self._leads
+
+    def judged(self) -> tuple[Judged, ...]:
+        """What each judge says of it."""
         if self._judged is None:
-            self._judged = self._graph.judge(self.state)
+            self._judged = tuple(self._graph.judged(self.state))
         return self._judged
 
 
@@ -88,6 +111,10 @@ class Found(NamedTuple):
 
     law: str
     moves: int
+
+
+class Unsound(AssertionError):
+    """The rules that ship break a law: nothing is learned from mutants."""
 
 
 class _Noted(Mapping[CellKey, Cell]):
@@ -108,6 +135,14 @@ class _Noted(Mapping[CellKey, Cell]):
         return len(self._cells)
 
 
+class Sound(NamedTuple):
+    """All states under the rules that ship."""
+
+    states: int
+    asking: Mapping[CellKey, tuple[Node, ...]]
+    """By cell, breadth first: the nodes whose moves or judges look at it."""
+
+
 class Graph:
     """All that is known of one game."""
 
@@ -118,6 +153,7 @@ class Graph:
         self._normal = Normaliser()
         self._nodes: dict[Key, Node] = {}
         self._sets: dict[Cells, Cells] = {}
+        self._sound: Sound | None = None
         self.first = self.node(game.start)
 
     def node(self, state: State) -> Node:
@@ -133,30 +169,86 @@ class Graph:
         for move in self.game.moves(node.state, self._world):
             self._noted.seen.clear()
             after, why = self.game.step(node.state, move, self._world)
-            used = self._seen()
-            yield Edge(move, used, node if why else self.node(after), why)
+            used = self._shared(frozenset(self._noted.seen))
+            stays = why or after is node.state
+            yield Edge(move, used, node if stays else self.node(after), why)
 
-    def judge(self, state: State) -> tuple[str, Cells]:
-        """The law that a state breaks under the rules that ship, and the cells that say so."""
-        self._noted.seen.clear()
-        why = self.game.broken(state, self._world)
-        return why, self._seen()
+    def judged(self, state: State) -> Iterator[Judged]:
+        """What each judge says of a state under the rules that ship."""
+        for judge in self.game.judges:
+            self._noted.seen.clear()
+            why = judge(state, self._world)
+            yield Judged(why, self._shared(frozenset(self._noted.seen)))
 
-    def _seen(self) -> Cells:
-        seen = frozenset(self._noted.seen)
-        return self._sets.setdefault(seen, seen)
+    def union(self, used: Iterator[Cells]) -> Cells:
+        """All of these cells."""
+        return self._shared(frozenset[CellKey]().union(*used))
 
-    def after(self, node: Node, edge: Edge, rule: Rule, world: World) -> tuple[Node, str]:
-        """Where a move leads under changed rules, and the law that is broken on the way."""
-        if rule.key not in edge.used:
+    def _shared(self, cells: Cells) -> Cells:
+        return self._sets.setdefault(cells, cells)
+
+    def sound(self) -> Sound:
+        """All states under the rules that ship.
+
+        Raises:
+            Unsound: one of them breaks a law.
+        """
+        if self._sound is None:
+            known = {self.first: None}
+            queue = deque(known)
+            asking: dict[CellKey, list[Node]] = {}
+            while queue:
+                node = queue.popleft()
+                for why in (*(each.why for each in node.judged()), *(why for _, why in node.leads())):
+                    if why:
+                        raise Unsound(f"{self.game.name}: {why}")
+                for cell in self.union(each for each in (node.cells(), *(j.used for j in node.judged()))):
+                    asking.setdefault(cell, []).append(node)
+                new = [target for target, _ in node.leads() if target not in known]
+                known.update(dict.fromkeys(new))
+                queue.extend(new)
+            self._sound = Sound(len(known), {cell: tuple(nodes) for cell, nodes in asking.items()})
+        return self._sound
+
+
+class _Changed:
+    """A graph under changed rules."""
+
+    def __init__(self, graph: Graph, rule: Rule) -> None:
+        self._graph = graph
+        self._key = rule.key
+        self._world = graph.game.under(rule.book)
+        self._leads: dict[Node, tuple[Lead, ...]] = {}
+
+    def lead(self, node: Node, edge: Edge) -> Lead:
+        """Where a move leads, and the law that is broken on the way."""
+        if self._key not in edge.used:
             return edge.target, edge.why
-        after, why = self.game.step(node.state, edge.move, world)
-        return (node, why) if why else (self.node(after), "")
+        after, why = self._graph.game.step(node.state, edge.move, self._world)
+        return (node, why) if why or after is node.state else (self._graph.node(after), "")
 
-    def broken(self, node: Node, rule: Rule, world: World) -> str:
-        """The law that a state breaks under changed rules."""
-        why, used = node.judged()
-        return self.game.broken(node.state, world) if rule.key in used else why
+    def leads(self, node: Node) -> tuple[Lead, ...]:
+        """Where all moves lead, each once, without those that lead back to it."""
+        if self._key not in node.cells():
+            return node.leads()
+        found = self._leads.get(node)
+        if found is None:
+            all_ = dict.fromkeys(self.lead(node, edge) for edge in node.edges())
+            found = self._leads[node] = tuple(lead for lead in all_ if lead != (node, ""))
+        return found
+
+    def broken(self, node: Node) -> str:
+        """The law that a state breaks."""
+        for judge, said in zip(self._graph.game.judges, node.judged(), strict=True):
+            why = judge(node.state, self._world) if self._key in said.used else said.why
+            if why:
+                return why
+        return ""
+
+    def differs(self, node: Node) -> bool:
+        """Whether anything that can happen in a sound state leads elsewhere, or is judged otherwise."""
+        moved = any(self.lead(node, each) != (each.target, each.why) for each in node.edges())
+        return moved or bool(self.broken(node))
 
 
 class Searched(NamedTuple):
@@ -170,53 +262,53 @@ class Searched(NamedTuple):
     """Every state was reached."""
 
 
-def search(graph: Graph, rule: Rule, *, states_max: int = 50_000) -> Searched:
-    """Breadth first through all states under changed rules, to the first law that is broken."""
-    world = graph.game.under(rule.book)
-    known, differs = {graph.first}, False
+def search(graph: Graph, rule: Rule, *, spare: int = SPARE) -> Searched:
+    """Breadth first through all states under changed rules, to the first law that is broken.
+
+    Where nothing leads elsewhere, the states are those of the rules that ship, and no more is looked at.
+
+    Args:
+        spare: give up after so many states more than those; `Searched.complete` is false then.
+
+    Raises:
+        Unsound: the rules that ship break a law.
+    """
+    sound = graph.sound()
+    changed = _Changed(graph, rule)
+    if not any(changed.differs(node) for node in sound.asking.get(rule.key, ())):
+        return Searched(None, sound.states, False, True)
+    known = {graph.first}
     queue = deque([(graph.first, 0)])
-    why = graph.broken(graph.first, rule, world)
+    why = changed.broken(graph.first)
     if why:
         return Searched(Found(why, 0), 1, True, False)
-    while queue and len(known) < states_max:
+    while queue and len(known) < sound.states + spare:
         node, depth = queue.popleft()
-        for edge in _edges(node, rule):
-            after, why = graph.after(node, edge, rule, world)
-            differs = differs or (after, why) != (edge.target, edge.why)
+        for after, on_the_way in changed.leads(node):
+            why = on_the_way
             if not why:
                 if after in known:
                     continue
                 known.add(after)
                 queue.append((after, depth + 1))
-                why = graph.broken(after, rule, world)
+                why = changed.broken(after)
             if why:
                 return Searched(Found(why, depth + 1), len(known), True, False)
-    return Searched(None, len(known), differs, not queue)
-
-
-def _edges(node: Node, rule: Rule) -> Iterator[Edge]:
-    """Moves that change something, and those that do under other rules, or may."""
-    moving = node.moving()
-    yield from moving
-    if len(moving) < len(node.edges()):
-        for edge in node.edges():
-            if edge.target is node and not edge.why and rule.key in edge.used:
-                yield edge
+    return Searched(None, len(known), True, not queue)
 
 
 def walk(graph: Graph, rule: Rule, dice: random.Random) -> tuple[Found | None, int]:
     """At random through the game under changed rules: the law that is broken, and how many steps it took."""
-    world = graph.game.under(rule.book)
+    changed = _Changed(graph, rule)
     node = graph.first
     for number in range(STEPS_MAX):
-        why = graph.broken(node, rule, world)
+        why = changed.broken(node)
         if why:
             return Found(why, number), number
-        choices = tuple(_edges(node, rule))
+        choices = changed.leads(node)
         if not choices:
             return None, number
-        edge = dice.choice(choices)
-        node, why = graph.after(node, edge, rule, world)
+        node, why = dice.choice(choices)
         if why:
             return Found(why, number + 1), number + 1
     return None, STEPS_MAX

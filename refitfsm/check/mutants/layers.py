@@ -2,84 +2,92 @@
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
-from refitfsm.check.mutants.games import free_games, planned_games
-from refitfsm.check.mutants.graph import Found, Game, Graph, Rule, search, walk
+from refitfsm.check.mutants.games import plain_game, planned_games, unplanned_games
+from refitfsm.check.mutants.graph import SPARE, Found, Game, Graph, search, walk
 from refitfsm.check.mutants.rules import Mutant
-from refitfsm.model.states import ServerState
 from refitfsm.model.table import BOOK
-from refitfsm.model.values import EventName
 
-WALKS = 80
+WALKS = 20
 """Of the random layer, for each mutant and game."""
-SPARE = 2_000
-"""States that a mutant may have beyond those of the rules that ship, before its search gives up."""
+
+
+class Fate(StrEnum):
+    """What became of a mutant in one layer."""
+
+    FOUND = "found"
+    """A law minds."""
+    ALIKE = "no difference"
+    """Nothing that can happen within the bounds leads elsewhere: the mutant is equivalent there."""
+    SURVIVES = "survives"
+    """Something leads elsewhere, every state was reached, and no law minds."""
+    UNDECIDED = "not decided"
+    """Something leads elsewhere, and a search gave up before it had seen every state; or chance missed it."""
 
 
 class Tried(NamedTuple):
-    """What became of a mutant in one layer."""
+    """A mutant, and what became of it in one layer."""
 
     mutant: Mutant
-    found: Found | None
-    game: str
+    fate: Fate
+    found: Found | None = None
+    game: str = ""
     """In which it was found, or empty."""
-    differs: bool
-    """Something that can happen within the bounds leads elsewhere: if not, the mutant is equivalent there."""
-
-
-class Unsound(AssertionError):
-    """The rules that ship break a law: nothing is learned from mutants."""
-
-
-def _sound(game: Game, graph: Graph) -> int:
-    """The number of states under the rules that ship.
-
-    Raises:
-        Unsound: they break a law.
-    """
-    nowhere = Rule((ServerState.OFFLINE, EventName.ENROL), BOOK)
-    sound = search(graph, nowhere)
-    if sound.found is not None:
-        raise Unsound(f"{game.name}: {sound.found.law}")
-    return sound.states
 
 
 def small_games() -> Iterator[Game]:
-    """Such as can be searched to the last state."""
+    """Such as can be searched to the last state; what takes least and finds most comes first."""
     yield from planned_games(1, 0)
-    yield from free_games(0)
+    yield plain_game(1)
+    yield from unplanned_games(0, 1)
     yield from planned_games(1, 1)
+    yield from unplanned_games(0, 2)
 
 
 def large_games() -> Iterator[Game]:
-    """Such as can only be walked through."""
-    yield from free_games(2)
+    """Such as are walked through, and reach farther."""
+    yield from unplanned_games(2, 2)
     yield from planned_games(1, 2)
     yield from planned_games(2, 1)
 
 
-def every_state(mutants: Sequence[Mutant], games: Iterable[Game] | None = None) -> Iterator[Tried]:
-    """Search each mutant in game after game, until a law is broken. Default: the small games."""
-    differ: dict[str, bool] = {mutant.name: False for mutant in mutants}
+def _where(game: Game) -> str:
+    return f"{game.name}, {game.faults} faults"
+
+
+def every_state(
+    mutants: Sequence[Mutant], games: Iterable[Game] | None = None, *, spare: int = SPARE
+) -> Iterator[Tried]:
+    """Search each mutant in game after game, until a law is broken. Default: the small games.
+
+    Args:
+        spare: a search gives up after so many states more than the rules that ship have.
+
+    Raises:
+        Unsound: the rules that ship break a law.
+    """
+    fates = {mutant.name: Fate.ALIKE for mutant in mutants}
     left = list(mutants)
     for game in small_games() if games is None else games:
         if not left:
             return
         graph = Graph(game, BOOK)
-        states_max = _sound(game, graph) + SPARE
         survivors = []
         for mutant in left:
-            done = search(graph, mutant.rule, states_max=states_max)
+            done = search(graph, mutant.rule, spare=spare)
             if done.found is not None:
-                where = f"{game.name}, {game.faults} faults"
-                yield Tried(mutant, done.found, where, True)
-            else:
-                differ[mutant.name] |= done.differs
-                survivors.append(mutant)
+                yield Tried(mutant, Fate.FOUND, done.found, _where(game))
+                continue
+            survivors.append(mutant)
+            if not done.complete:
+                fates[mutant.name] = Fate.UNDECIDED
+            elif done.differs and fates[mutant.name] is Fate.ALIKE:
+                fates[mutant.name] = Fate.SURVIVES
         left = survivors
     for mutant in left:
-        yield Tried(mutant, None, "", differ[mutant.name])
+        yield Tried(mutant, fates[mutant.name])
 
 
 def at_random(mutants: Sequence[Mutant], seed: str, games: Iterable[Game] | None = None) -> Iterator[Tried]:
@@ -99,9 +107,9 @@ def at_random(mutants: Sequence[Mutant], seed: str, games: Iterable[Game] | None
             rule = mutant.rule
             found = next(filter(None, (walk(graph, rule, dice)[0] for _ in range(WALKS))), None)
             if found is not None:
-                yield Tried(mutant, found, f"{game.name}, {game.faults} faults", True)
+                yield Tried(mutant, Fate.FOUND, found, _where(game))
             else:
                 survivors.append(mutant)
         left = survivors
     for mutant in left:
-        yield Tried(mutant, None, "", False)
+        yield Tried(mutant, Fate.UNDECIDED)

@@ -4,10 +4,11 @@ import pytest
 
 from refitfsm import policies
 from refitfsm.check.changes import planner
+from refitfsm.check.decisions import watched
 from refitfsm.check.hunt import hunt
-from refitfsm.check.mutants.games import free_games, planned_game
-from refitfsm.check.mutants.graph import Game, Graph, Rule, search
-from refitfsm.check.mutants.layers import at_random, every_state
+from refitfsm.check.mutants.games import plain_game, planned_game, unplanned_games
+from refitfsm.check.mutants.graph import Game, Graph, Rule, Unsound, search
+from refitfsm.check.mutants.layers import Fate, at_random, every_state
 from refitfsm.check.mutants.rules import KINDS, Mutant, mutants
 from refitfsm.check.worlds import worlds
 from refitfsm.model.row import Verdict
@@ -35,7 +36,7 @@ FOUND_BY_BOTH = (
 def games() -> tuple[Game, ...]:
     """A planner's game, and one without a planner."""
     kind = next(worlds(policies.load("always_on").rules))
-    return planned_game("always_on", kind, 1, 1), next(free_games(0))
+    return planned_game("always_on", kind, 1, 1), next(unplanned_games(0, 1))
 
 
 def test_everything_that_a_row_says_has_its_mutant() -> None:
@@ -69,9 +70,9 @@ def test_a_graph_reaches_what_a_search_reaches(faults: int) -> None:
     """Under the rules that ship it has the states that a plain search has, and no law is broken."""
     kind = next(worlds(policies.load("always_on").rules))
     plain = hunt(1, faults, kind.world)
-    done = search(Graph(planned_game("always_on", kind, 1, faults), BOOK), NOWHERE)
-    assert (done.found, done.states, done.complete) == (None, plain.states, True)
-    assert not done.differs
+    graph = Graph(planned_game("always_on", kind, 1, faults), BOOK)
+    assert graph.sound().states == plain.states
+    assert not search(graph, NOWHERE).differs
 
 
 OF_A_FLUSH = [
@@ -86,7 +87,8 @@ def test_what_a_graph_takes_over_changes_nothing(mutant: Mutant) -> None:
     """A mutant breaks a law in a graph after as many moves as in a search of its own, or in neither."""
     kind = next(worlds(policies.load("always_on").rules))
     book = mutant.rule.book
-    world = kind.world._replace(decide=planner(PLAYBOOK._replace(book=book)), book=book)
+    decide = watched(planner(PLAYBOOK._replace(book=book)), steps_too=True)
+    world = kind.world._replace(decide=decide, book=book)
     plain = hunt(1, 1, world)
     found = search(Graph(planned_game("always_on", kind, 1, 1), BOOK), mutant.rule).found
     assert (found and found.moves) == (plain.broken and len(plain.broken.trace))
@@ -94,10 +96,42 @@ def test_what_a_graph_takes_over_changes_nothing(mutant: Mutant) -> None:
 
 def test_the_table_that_ships_is_safe_whatever_is_asked() -> None:
     """Without a planner, and with anything asked in any order, no law is broken."""
-    game = next(free_games(0))
-    done = search(Graph(game, BOOK), NOWHERE)
-    assert (done.found, done.complete) == (None, True)
-    assert done.states > 1000
+    assert Graph(next(unplanned_games(0, 1)), BOOK).sound().states > 1000
+
+
+def test_nothing_is_learned_from_rules_that_break_a_law() -> None:
+    """A graph of rules that are not sound says so, instead of comparing with them."""
+    wrong = ALL["row dropped: serving/drained/0"].rule.book
+    with pytest.raises(Unsound, match=plain_game(0).name):
+        Graph(plain_game(0), wrong).sound()
+
+
+BY_STEPS = {
+    "guard removed: serving/pause/0: gate_is_closed": "what_is_sent_finds_its_server",
+    "row redirected: serving/pause/0: kv_rebuilt": "a_request_changes_no_fact",
+    "effect dropped: serving/drained/0: close_gate": "an_answer_is_believed",
+    "row redirected: serving/paused/0: kv_rebuilt": "an_answer_leads_on",
+    "effect dropped: serving/failed/2: drop_command": "an_answer_ends_its_command",
+    "row redirected: serving/lost/2: kv_rebuilt": "a_harmless_end_changes_nothing",
+    "row redirected: serving/died/0: kv_rebuilt": "only_the_dead_go_offline",
+    "row dropped: serving/begun/1": "a_late_answer_changes_nothing",
+}
+
+
+def test_laws_of_steps_find_them() -> None:
+    """Changes that no law of states minds break a law of steps."""
+    tried = every_state([ALL[name] for name in BY_STEPS], [plain_game(1)])
+    found = {each.mutant.name: each.found and each.found.law.partition(":")[0] for each in tried}
+    assert found == BY_STEPS
+
+
+def test_a_search_that_gives_up_decides_nothing() -> None:
+    """It is not counted with those that make no difference, nor with those that no law minds."""
+    game = plain_game(0)
+    lawless = game._replace(judges=(), step=lambda *given: (game.step(*given)[0], ""))
+    mutant = ALL["row redirected: serving/pause/0: kv_rebuilt"]
+    fates = [next(every_state([mutant], [lawless], spare=spare)).fate for spare in (0, 5_000)]
+    assert fates == [Fate.UNDECIDED, Fate.SURVIVES]
 
 
 def test_walks_repeat_themselves() -> None:

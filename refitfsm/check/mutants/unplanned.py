@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 
-from refitfsm.check import laws
+from refitfsm.check import laws, steps
 from refitfsm.check.moves import Move, State, World, is_out, outcomes, unnoticed
 from refitfsm.check.truth import UNDEFINED, TrueServer
 from refitfsm.model.fleet import Cycle, FleetView, Goal, holds_staged
 from refitfsm.model.row import Verdict
 from refitfsm.model.states import ALL_TAGS, ServerState, Tag
-from refitfsm.model.values import REQUESTS, Command, CommandKind, Event, EventName, Pending, ServerView
+from refitfsm.model.values import Command, CommandKind, Event, EventName, Pending, ServerView
 from refitfsm.planner.cycle import ServerEvent, Tick
-from refitfsm.planner.judge import Judgement, apply, judge
+from refitfsm.planner.judge import apply, judge
 
 NAME = "s0"
 _WHY = "why"
@@ -138,52 +138,26 @@ def play(state: State, move: Move, world: World) -> tuple[State, str]:
     except AssertionError as error:
         return state, f"every_event_has_an_answer: {error}"
     if judgement.verdict is not Verdict.TAKE:
-        return after, _refused(before, event, judgement)
+        return after, steps.unheard(before, event, judgement.verdict, judgement.rule, judgement.remedy)
     view = apply(before, event, facts, judgement.row, world.book)
-    return after._replace(fleet=after.fleet._replace(servers={NAME: view})), _step(before, event, view)
+    why = steps.unlawful(steps.Step(before, event, facts, view))
+    view = view._replace(attempts=min(1, view.attempts))  # it takes a planner to count them
+    return after._replace(fleet=after.fleet._replace(servers={NAME: view})), why
 
 
-def _refused(before: ServerView, event: Event, judgement: Judgement) -> str:
-    """The law that is broken where nothing is taken."""
-    if event.name in REQUESTS:
-        said = judgement.verdict is Verdict.REFUSE and judgement.rule and judgement.remedy
-        return "" if said else f"a_refusal_says_why: {event.name} in {before.state}"
-    if event.seq and before.pending is not None and event.seq == before.pending.seq:
-        return f"an_answer_ends_its_command: {event.name} in {before.state}"
-    return ""
-
-
-def _step(before: ServerView, event: Event, after: ServerView) -> str:
-    """The law that is broken by what is taken."""
-    return _asked(before, event, after) if event.name in REQUESTS else _told(before, event, after)
-
-
-def _asked(before: ServerView, event: Event, after: ServerView) -> str:
-    if before.pending is not None:
-        return f"one_command_at_a_time: {event.name} while {before.pending.command.kind} is in flight"
-    if event.name is EventName.BEGIN and not before.capabilities.sessions:
-        return "nothing_is_asked_that_a_server_does_not_have: a session of a server without"
-    if after.pending is None or (after.pending.command, after.seq) != (event.command, before.seq + 1):
-        return f"what_is_sent_is_in_flight: {event.name}"
-    return ""
-
-
-def _told(before: ServerView, event: Event, after: ServerView) -> str:
-    if after.pending is not None:
-        return f"an_answer_ends_its_command: {event.name}"
-    ends_badly = after.attempts > before.attempts or event.name in (EventName.DIED, EventName.UNCOMMITTED)
-    if ends_badly and after.reason != event.detail:
-        return f"what_went_wrong_is_kept_in_words: {event.name}"
-    return ""
-
-
-def broken(state: State, world: World) -> str:
-    """The law that a state breaks; empty if none."""
-    view = state.fleet.servers[NAME]
+def _laws(state: State, _world: World) -> str:
     true, served = state.truth[0], state.fleet.serving_version
     if true.alive and true.label == served and true.push not in (UNDEFINED, state.serving):
         return "a_version_names_one_push: other weights go by the version that is served"
+    return laws.broken(state)
+
+
+def _late(state: State, world: World) -> str:
     try:
-        return laws.broken(state) or laws.moved_by_a_late_answer(view, state.fleet.facts, world.book)
+        return laws.moved_by_a_late_answer(state.fleet.servers[NAME], state.fleet.facts, world.book)
     except AssertionError as error:
         return f"every_event_has_an_answer: {error}"
+
+
+JUDGES = (_laws, _late)
+"""Each says which law a state breaks; empty if none."""
