@@ -37,6 +37,7 @@ from refitfsm.planner.cycle import (
     decide,
     next_deadline_s,
 )
+from refitfsm.planner.inputs import noted
 from refitfsm.planner.requests import Request
 
 Emit = Callable[[tuple[Record, ...]], None]
@@ -108,10 +109,12 @@ class Controller:
         self._referee = Referee(book)
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
+        self._now_s = 0.0
         self._running: dict[str, _Running] = {}
         self._waiters: dict[int, asyncio.Future[Cycle]] = {}
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
         self._stopped: BaseException | None = None
 
     # -- what callers use ----------------------------------------------------------------------------
@@ -142,6 +145,11 @@ class Controller:
             await _end_of(future)
             raise
 
+    def now_s(self) -> float:
+        """The planner's clock: seconds since the controller was made. Never runs backwards."""
+        self._now_s = max(self._now_s, self._loop.time() - self._started_s)
+        return self._now_s
+
     def report_death(self, server: str, why: str) -> None:
         """Somebody saw that a server's process is gone."""
         if self._stopped is None:
@@ -171,11 +179,12 @@ class Controller:
     def _step(self, given: Input) -> Decision:
         if self._stopped is not None:
             raise self._stopped
-        now_s = self._loop.time()
+        now_s = self.now_s()
         decision = self._decide(self.fleet, given, now_s, self.rules)
         try:
             self._check(decision)
-            self._journal.append(decision.records, now_s - self._started_s)
+            if decision.records:
+                self._journal.append((*noted(given), *decision.records), now_s)
         except (AuditError, InvariantViolation) as error:
             self._stop(error)
             raise
@@ -232,16 +241,20 @@ class Controller:
         times = [issued.deadline_s for issued in decision.commands]
         if self.fleet.cycle is not None:
             times.append(self.fleet.cycle.deadline_s)
-        if times and (self._timer is None or min(times) < self._timer.when()):
+        if times and (self._timer is None or min(times) < self._timer_s):
             self._set_timer(min(times))
 
     def _set_timer(self, at_s: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if at_s is None else self._loop.call_at(at_s, self._tick)
+        self._timer = None
+        if at_s is not None:
+            self._timer = self._loop.call_at(self._started_s + at_s, self._tick)
+            self._timer_s = at_s
 
     def _tick(self) -> None:
         self._timer = None
+        self._now_s = max(self._now_s, self._timer_s)  # the sum of two floats may fall short of it
         if self._stopped is None:
             self._step(Tick())
             self._set_timer(next_deadline_s(self.fleet))
@@ -265,7 +278,7 @@ class Controller:
         observation = await self._observe(issued)
         running = self._running.pop(issued.server, None)
         if running is not None:
-            taken_s = self._loop.time() - running.since_s
+            taken_s = self.now_s() - running.since_s
             self.timings.append(Timing(issued.cycle, issued.server, issued.command.kind, taken_s))
         if self._stopped is not None:
             return
@@ -292,7 +305,8 @@ class Controller:
         if issued.command.kind is CommandKind.DRAIN:
             left = await self.gates[issued.server].drained(self._drain_budget_s)
             return Observation(EventName.DRAINED, report=Report(in_flight=left))
-        observation = await self._drivers[issued.server].execute(issued)
+        by_loop = issued._replace(deadline_s=self._started_s + issued.deadline_s)
+        observation = await self._drivers[issued.server].execute(by_loop)
         if observation.event not in (*_GENERAL, DONE[issued.command.kind]):
             raise DriverProtocolError(
                 f"{issued.server}: {issued.command.kind} ended as {observation.event}, which is no end of it"

@@ -326,7 +326,7 @@ class Fleet:
             cycle.id,
             cycle.goal,
             serving,
-            asyncio.get_running_loop().time() - cycle.started_s,
+            running.now_s() - cycle.started_s,
             phases_s(running.timings),
             cycle.failed,
         )

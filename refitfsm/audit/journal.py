@@ -12,7 +12,7 @@ import msgspec
 from refitfsm.audit.lines import GENESIS, SCHEMA, chain, line_of
 from refitfsm.audit.plain import Plain, plain
 from refitfsm.errors import AuditError
-from refitfsm.model.records import FleetRecord, Record, ServerRecord, Turn
+from refitfsm.model.records import FleetRecord, InputRecord, ServerRecord, Turn, Written
 from refitfsm.model.rules import Rules
 from refitfsm.model.values import ServerView
 
@@ -20,10 +20,10 @@ from refitfsm.model.values import ServerView
 class Journal(Protocol):
     """Where records go before they are acted on."""
 
-    def append(self, records: Sequence[Record], at_s: float) -> None:
-        """Store records, in order.
+    def append(self, records: Sequence[Written], at_s: float) -> None:
+        """Store the records of one step, in order.
 
-        `at_s` is seconds since the controller was started.
+        `at_s` is seconds since the controller was started, the time that the planner was told.
 
         Raises:
             AuditError: they could not be stored; nothing may be issued any more.
@@ -42,7 +42,7 @@ class Journal(Protocol):
 class NoJournal:
     """Keeps nothing: for fleets whose owner wants no audit."""
 
-    def append(self, records: Sequence[Record], at_s: float) -> None: ...
+    def append(self, records: Sequence[Written], at_s: float) -> None: ...
 
     def close(self) -> None: ...
 
@@ -56,16 +56,18 @@ class _Chain:
         self._hash = GENESIS
         self._encode = msgspec.json.Encoder().encode
         self.next = 0
+        self._step = 0
         self._at_s = 0.0
 
     def head(self, head: dict[str, Plain]) -> bytes:
         return self._line(head)
 
-    def record(self, record: Record, at_s: float) -> bytes:
-        self._at_s = round(at_s, 6)
-        return self._line(
-            self._frame("server" if isinstance(record, ServerRecord) else "fleet") | _fields(record)
-        )
+    def records(self, records: Sequence[Written], at_s: float) -> list[bytes]:
+        """The lines of one step."""
+        self._at_s = at_s
+        self._step += bool(records)
+        step: dict[str, Plain] = {"step": self._step}
+        return [self._line(self._frame(_KINDS[type(item)]) | step | fields_of(item)) for item in records]
 
     def end(self) -> bytes:
         """The last line: it says that the journal was closed, and so that none is missing after it."""
@@ -81,8 +83,12 @@ class _Chain:
         return line_of(self._hash, data)
 
 
-def _fields(record: Record) -> dict[str, Plain]:
-    if isinstance(record, FleetRecord):
+_KINDS = {InputRecord: "input", ServerRecord: "server", FleetRecord: "fleet"}
+
+
+def fields_of(record: Written) -> dict[str, Plain]:
+    """A record as its line has it, without number, time, step and kind."""
+    if not isinstance(record, ServerRecord):
         data = plain(record)
         assert isinstance(data, dict)  # noqa: S101 - for the type checker: a NamedTuple is an object
         return data
@@ -150,13 +156,12 @@ class FileJournal:
             raise AuditError(f"{path}: cannot be created: {error.strerror}") from error
         self._write([self._chain.head(head)], sync=True)
 
-    def append(self, records: Sequence[Record], at_s: float) -> None:
+    def append(self, records: Sequence[Written], at_s: float) -> None:
         if self._file is None:
             raise AuditError(f"{self.path}: the journal is closed")
         commits = any(isinstance(item, FleetRecord) and item.turn is Turn.COMMITTED for item in records)
         if records:
-            lines = [self._chain.record(item, at_s) for item in records]
-            self._write(lines, sync=commits or self._sync_always)
+            self._write(self._chain.records(records, at_s), sync=commits or self._sync_always)
 
     def _write(self, lines: list[bytes], *, sync: bool) -> None:
         assert self._file is not None  # noqa: S101 - for the type checker; callers have looked
@@ -199,10 +204,10 @@ class MemoryJournal:
         self._closed = False
         self.lines: list[bytes] = [self._chain.head(head)]
 
-    def append(self, records: Sequence[Record], at_s: float) -> None:
+    def append(self, records: Sequence[Written], at_s: float) -> None:
         if self._closed:
             raise AuditError("the journal is closed")
-        self.lines += [self._chain.record(record, at_s) for record in records]
+        self.lines += self._chain.records(records, at_s)
 
     def close(self) -> None:
         if not self._closed:

@@ -16,13 +16,13 @@ import msgspec
 
 from refitfsm.audit.broken import Broken
 from refitfsm.audit.plain import build, tagged_wire, wire_of
-from refitfsm.model.fleet import Cycle
-from refitfsm.model.records import Turn
+from refitfsm.model.fleet import Cycle, Goal
+from refitfsm.model.records import InputKind, Turn
 from refitfsm.model.rules import Rules
 from refitfsm.model.table import Verdict
 from refitfsm.model.values import Event, Facts, ServerView
 
-SCHEMA = 2
+SCHEMA = 3
 GENESIS = b"0" * 64
 """What stands for the hash before the first line."""
 
@@ -82,11 +82,25 @@ def read_header(body: bytes) -> Header:
     return build(Header, data)
 
 
+class InputBody(NamedTuple):
+    """What a step was given, unless it is a server's event: an `InputRecord`."""
+
+    n: int
+    at_s: float
+    step: int
+    given: InputKind
+    goal: Goal | None = None
+    version: int = 0
+    chunk_bytes: tuple[int, ...] = ()
+    reason: str = ""
+
+
 class ServerBody(NamedTuple):
     """An event was judged on a server. The view before is the one after the server's last record."""
 
     n: int
     at_s: float
+    step: int
     server: str
     event: Event
     facts: Facts
@@ -104,6 +118,7 @@ class FleetBody(NamedTuple):
 
     n: int
     at_s: float
+    step: int
     turn: Turn
     cycle: Cycle | None
     serving_before: int
@@ -118,10 +133,15 @@ class EndBody(NamedTuple):
     at_s: float
 
 
-Body = ServerBody | FleetBody | EndBody
+Body = InputBody | ServerBody | FleetBody | EndBody
 """Of every line but the first: its number, seconds since the fleet was made, and what happened."""
 
-_WIRES = (tagged_wire(ServerBody, "server"), tagged_wire(FleetBody, "fleet"), tagged_wire(EndBody, "end"))
+_WIRES = (
+    tagged_wire(InputBody, "input"),
+    tagged_wire(ServerBody, "server"),
+    tagged_wire(FleetBody, "fleet"),
+    tagged_wire(EndBody, "end"),
+)
 _DECODE = msgspec.json.Decoder(Union[tuple(wire.kind for wire in _WIRES)]).decode  # noqa: UP007
 _MAKE = {wire.kind: wire.make for wire in _WIRES}
 

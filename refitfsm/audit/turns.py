@@ -15,9 +15,6 @@ from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Condition, Gate, ServerState
 from refitfsm.model.values import REQUESTS, EventName, ServerView
 
-ROUNDING_S = 1e-3
-"""Times in a journal are rounded to microseconds; sums of them are compared with this much room."""
-
 _TROUBLE = (EventName.REFUSED, EventName.FAILED, EventName.LOST, EventName.DIED)
 
 
@@ -36,8 +33,6 @@ class CycleAudit:
         self.turns = dict.fromkeys(Turn, 0)
         self.reached = 0
         self._last_cycle = 0
-        self._offset_s = 0.0
-        """The controller's clock over the journal's."""
         self._troubled: set[str] = set()
         """Servers whose last record is one that a server may drop out for."""
 
@@ -60,8 +55,7 @@ class CycleAudit:
         out = cycle.given_up if cycle.phase is Phase.ABORTING else cycle.failed_servers
         if name in out:
             raise Broken(f"{name}: {record.event.name} was issued after it dropped out")
-        late = at_s + self._offset_s >= cycle.closes_s + ROUNDING_S
-        if late or record.event.deadline_s > cycle.closes_s + ROUNDING_S:
+        if at_s >= cycle.closes_s or record.event.deadline_s > cycle.closes_s:
             raise Broken(f"{name}: {record.event.name} was issued past the end of cycle {cycle.id}")
 
     def take(self, record: FleetRecord, at_s: float) -> None:
@@ -94,11 +88,10 @@ class CycleAudit:
             raise Broken("a cycle opens with every server that can be used, none of them failed")
         if cycle.goal in OF_A_VERSION and cycle.version <= self.serving:
             raise Broken(f"version {cycle.version} is not above version {self.serving}")
-        deadline_s = cycle.started_s + self.rules.cycle_s
-        off_s = (abs(cycle.deadline_s - deadline_s), abs(cycle.closes_s - deadline_s - self.rules.grace_s))
-        if max(off_s) > ROUNDING_S:
+        deadline_s = at_s + self.rules.cycle_s
+        times_s = (at_s, deadline_s, deadline_s + self.rules.grace_s)
+        if (cycle.started_s, cycle.deadline_s, cycle.closes_s) != times_s:
             raise Broken(f"cycle {cycle.id} has another deadline than the policy's")
-        self._offset_s = cycle.started_s - at_s
         self.cycle, self._last_cycle = cycle, cycle.id
 
     def _dropped(self, record: FleetRecord, at_s: float) -> None:
@@ -179,21 +172,17 @@ class CycleAudit:
             raise Broken(f"a cycle is {', '.join(phases)} after {record.turn}")
         closes_s = before.closes_s
         if record.turn is Turn.ABORTING:
-            closes_s = max(closes_s, at_s + self._offset_s + self.rules.grace_s)
+            closes_s = max(closes_s, at_s + self.rules.grace_s)
         kept = before._replace(
             phase=after.phase,
             failed=after.failed,
             given_up=after.given_up,
             reason=after.reason,
-            closes_s=after.closes_s,
+            closes_s=closes_s,
             busy=after.busy,
         )
         lost = after.failed[len(before.failed) :]
-        if (
-            kept != after
-            or after.failed != (*before.failed, *lost)
-            or abs(after.closes_s - closes_s) > ROUNDING_S
-        ):
+        if kept != after or after.failed != (*before.failed, *lost):
             raise Broken(f"more of the cycle changed than {record.turn} changes")
         for name in {name for name, _ in lost} | (after.given_up - before.given_up):
             if name not in self._troubled:

@@ -4,7 +4,7 @@ For every record: the chain is whole, the numbers have no gap, the state before 
 server's last record, the guards written down are what the guards say of that state, the row is the one
 that the table takes, the effects lead to the state after, and every law holds. For every turn of a
 cycle: the version that the fleet serves moves at a commit and nowhere else, and a commit finds every
-member that counts ready.
+member that counts ready. For every step: it has one input and one time, and its records answer to it.
 """
 
 from collections.abc import Iterable
@@ -25,6 +25,7 @@ from refitfsm.audit.lines import (
     read_body,
     read_header,
 )
+from refitfsm.audit.steps import StepAudit
 from refitfsm.audit.turns import CycleAudit
 from refitfsm.errors import AuditError
 from refitfsm.model.effects import EFFECTS, Effect
@@ -109,6 +110,7 @@ class _Auditor:
     def __init__(self, head: Header) -> None:
         self.head = head
         self.views = {name: ServerView(name) for name in head.servers}
+        self.steps = StepAudit(self.views)
         self.cycles = CycleAudit(head.rules, self.views)
         self.facts = Facts()
         self.at_s = 0.0
@@ -137,19 +139,22 @@ class _Auditor:
         body = read_body(data)
         if body.n != number:
             raise Broken("the numbers have a gap: a line is missing, repeated or moved")
-        if body.at_s < self.at_s:
-            raise Broken("time runs backwards")
         if self.ended:
             raise Broken("the journal was closed before this line")
+        if isinstance(body, EndBody):
+            self.steps.end()
+            self.ended = True
+            if body.at_s != self.at_s:
+                raise Broken("a journal is closed at the time of its last step")
+            return
+        self.steps.take(body)
         self.at_s = body.at_s
         if isinstance(body, ServerBody):
             self._server(body)
         elif isinstance(body, FleetBody):
             cycles = self.cycles
-            cycles.take(FleetRecord(*body[2:]), body.at_s)
+            cycles.take(FleetRecord(*body[3:]), body.at_s)
             self.facts = Facts(cycles.serving, cycles.cycle.id if cycles.cycle else 0, cycles.serving_push)
-        else:
-            self.ended = isinstance(body, EndBody)
 
     def _server(self, body: ServerBody) -> None:
         """An event on one server."""

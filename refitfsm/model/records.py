@@ -1,12 +1,13 @@
 """What is written down: one record for every judged event and every turn of a cycle.
 
-Records are the planner's output. The journal stores them before anything is done about them.
+Records are the planner's output. The journal stores them before anything is done about them, after what
+the planner was given: so a journal says what was decided, and lets it be decided again.
 """
 
 from enum import StrEnum
 from typing import NamedTuple
 
-from refitfsm.model.fleet import Cycle
+from refitfsm.model.fleet import Cycle, Goal
 from refitfsm.model.table import Verdict
 from refitfsm.model.values import Command, Event, Facts, ServerView
 
@@ -53,6 +54,35 @@ class FleetRecord(NamedTuple):
 
 
 Record = ServerRecord | FleetRecord
+
+
+class InputKind(StrEnum):
+    """What a planner can be given, beside a server's event."""
+
+    REQUEST = "request"
+    """Somebody asks for a goal."""
+    TICK = "tick"
+    """A time is up."""
+    ABANDON = "abandon"
+    """Whoever asked for the open cycle does not want it any more."""
+
+
+class InputRecord(NamedTuple):
+    """What a step was given. A server's event has none: it stands in the step's first record."""
+
+    given: InputKind
+    goal: Goal | None = None
+    """request"""
+    version: int = 0
+    """request: refit, stage, commit: the new version."""
+    chunk_bytes: tuple[int, ...] = ()
+    """request: refit, stage: bytes of each chunk."""
+    reason: str = ""
+    """abandon"""
+
+
+Written = InputRecord | Record
+"""What a journal stores."""
 
 
 class Issued(NamedTuple):

@@ -16,9 +16,10 @@ from refitfsm.audit.plain import build, plain
 from refitfsm.audit.verify import verify, verify_file
 from refitfsm.errors import AuditError
 from refitfsm.model.fleet import FleetView, Goal
-from refitfsm.model.records import Record
+from refitfsm.model.records import Written
 from refitfsm.model.values import DONE, Capabilities, CommandKind, Event, EventName, Report, ServerView
 from refitfsm.planner.cycle import Decision, ServerEvent, decide
+from refitfsm.planner.inputs import noted
 from refitfsm.planner.requests import Request
 
 RULES = policies.load("colocated").rules
@@ -33,8 +34,8 @@ REQUESTS = (
 )
 
 
-def lives() -> Iterator[tuple[float, tuple[Record, ...]]]:
-    """The records of a fleet that goes through a few cycles, one of which fails, with their times."""
+def lives() -> Iterator[tuple[float, tuple[Written, ...]]]:
+    """The steps of a fleet that goes through a few cycles, one of which fails, with their times."""
     fleet, now_s = FleetView.of("ab"), 0.0
 
     def step(given: Request | ServerEvent) -> Decision:
@@ -46,7 +47,7 @@ def lives() -> Iterator[tuple[float, tuple[Record, ...]]]:
 
     for request in (*REQUESTS, Request(Goal.REFIT, 2, (5, 5))):
         decision = step(request)
-        yield now_s, decision.records
+        yield now_s, (*noted(request), *decision.records)
         commands = list(decision.commands)
         while commands:
             issued = commands.pop(0)
@@ -193,7 +194,7 @@ def test_a_cut_line_an_empty_file_and_a_newer_schema_are_named(lines: list[bytes
         verify([*lines[:-1], lines[-1][:40]])
     with pytest.raises(AuditError, match="is empty"):
         verify([])
-    newer = rechained([lines[0].replace(b'"schema":2', b'"schema":99')])
+    newer = rechained([lines[0].replace(b'"schema":3', b'"schema":99')])
     with pytest.raises(AuditError, match="schema 99"):
         verify(newer)
     with pytest.raises(AuditError, match="no header"):
@@ -266,3 +267,39 @@ def test_the_verdict_names_the_last_hash(lines: list[bytes]) -> None:
     """Kept elsewhere, the hash tells a journal from any other, one that is cut between two lines too."""
     assert verify(lines).hash == msgspec.json.decode(lines[-1])["hash"]
     assert verify(lines[:-1]).hash != verify(lines).hash
+
+
+def bodies(lines: list[bytes]) -> list[dict[str, object]]:
+    return [msgspec.json.decode(line)["body"] for line in lines]
+
+
+def test_each_step_has_its_input_and_one_time(lines: list[bytes]) -> None:
+    """What a planner was given is written, once for each step, with the time that it was told."""
+    steps: dict[object, list[dict[str, object]]] = {}
+    for body in bodies(lines)[1:-1]:
+        steps.setdefault(body["step"], []).append(body)
+    assert list(steps) == list(range(1, len(steps) + 1))
+    for records in steps.values():
+        assert len({body["at_s"] for body in records}) == 1
+        assert [body for body in records[1:] if body["kind"] == "input"] == []
+    asked = [(body["goal"], body.get("version", 0)) for body in bodies(lines) if body["kind"] == "input"]
+    assert asked == [(request.goal.value, request.version) for request in (*REQUESTS, Request(Goal.REFIT, 2))]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"given":"request","goal":"release"', b'"given":"request","goal":"flush"'),
+        (b'"given":"request","goal":"release"', b'"given":"tick"'),
+        (b'"version":2,"chunk_bytes":[5,5]}', b'"version":2,"chunk_bytes":[5]}'),
+        (b'"given":"request","goal":"refit","version":1,"chunk_bytes":[5]', b'"given":"abandon"'),
+    ],
+)
+def test_a_forged_input_is_found_even_with_fitting_hashes(lines: list[bytes], old: bytes, new: bytes) -> None:
+    """What a step was given and what was decided have to fit."""
+    places = [index for index, line in enumerate(lines) if old in line]
+    assert places
+    for index in places:
+        forged = lines[index].replace(old, new, 1)
+        with pytest.raises(AuditError):
+            verify(rechained([*lines[:index], forged, *lines[index + 1 :]]))
