@@ -90,6 +90,13 @@ def unplanned_games(faults: int, chunks: int) -> Iterator[Game]:
         yield unplanned_game(kind._replace(world=kind.world._replace(chunks=chunks)), faults)
 
 
+def owned_game() -> Game:
+    """Somebody else has paused the server that is enrolled."""
+    kind = next(worlds(policies.load("colocated").rules))
+    game = unplanned_game(kind, 0)
+    return game._replace(name=f"{game.name}, owned", start=unplanned.begin(0, kind.world, owned=True))
+
+
 def plain_game(faults: int) -> Game:
     """Anything is asked of one server without the memory saver."""
     kind = next(worlds(policies.load("colocated").rules))

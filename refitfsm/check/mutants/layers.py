@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from refitfsm.check.mutants.games import plain_game, planned_games, unplanned_games
+from refitfsm.check.mutants.games import owned_game, plain_game, planned_games, unplanned_games
 from refitfsm.check.mutants.graph import SPARE, Found, Game, Graph, search, walk
 from refitfsm.check.mutants.rules import Mutant
 from refitfsm.model.table import BOOK
@@ -40,10 +40,12 @@ class Tried(NamedTuple):
 def small_games() -> Iterator[Game]:
     """Such as can be searched to the last state; what takes least and finds most comes first."""
     yield from planned_games(1, 0)
+    yield owned_game()
     yield plain_game(1)
     yield from unplanned_games(0, 1)
     yield from planned_games(1, 1)
     yield from unplanned_games(0, 2)
+    yield next(unplanned_games(1, 1))
 
 
 def large_games() -> Iterator[Game]:

@@ -15,8 +15,8 @@ from refitfsm.check.moves import Move, State, World, is_out, outcomes, unnoticed
 from refitfsm.check.truth import UNDEFINED, TrueServer
 from refitfsm.model.fleet import Cycle, FleetView, Goal, holds_staged
 from refitfsm.model.row import Verdict
-from refitfsm.model.states import ALL_TAGS, ServerState, Tag
-from refitfsm.model.values import Command, CommandKind, Event, EventName, Pending, ServerView
+from refitfsm.model.states import ALL_TAGS, Condition, ServerState, Tag
+from refitfsm.model.values import Command, CommandKind, Event, EventName, Pending, Report, ServerView
 from refitfsm.planner.cycle import ServerEvent, Tick
 from refitfsm.planner.judge import apply, judge
 
@@ -25,11 +25,15 @@ _WHY = "why"
 _BAD_ENDS = frozenset({EventName.REFUSED, EventName.FAILED, EventName.LOST, EventName.DIED})
 
 
-def begin(faults: int, world: World) -> State:
-    """A server of which nothing is known, and a cycle that is open."""
+def begin(faults: int, world: World, *, owned: bool = False) -> State:
+    """A server of which nothing is known, and a cycle that is open.
+
+    Args:
+        owned: somebody else has paused it.
+    """
     return State(
         FleetView({NAME: ServerView(NAME)}, cycle=_cycle(1, 1), last_cycle=1),
-        (TrueServer(chunks=(0,) * world.chunks),),
+        (TrueServer(chunks=(0,) * world.chunks, paused=owned),),
         faults,
     )
 
@@ -67,6 +71,23 @@ def _answers(state: State, pending: Pending, world: World) -> Iterator[Move]:
         told = Event(each.event, cycle=pending.cycle, seq=pending.seq, report=each.report, detail=why)
         after = _with(state, each.true, paid=each.is_fault)
         yield Move(each.name, NAME, ServerEvent(NAME, told), 0.0, after, each.is_fault, each.fatal)
+    for name, report, true in _by_others(state.truth[0], pending, world, written=pushes):
+        told = Event(EventName.REFUSED, cycle=pending.cycle, seq=pending.seq, report=report, detail=_WHY)
+        yield Move(name, NAME, ServerEvent(NAME, told), 0.0, _with(state, true), False)
+
+
+def _by_others(
+    true: TrueServer, pending: Pending, world: World, *, written: bool
+) -> Iterator[tuple[str, Report, TrueServer]]:
+    """Somebody else opens a session before ours, or ends ours and leaves what they like."""
+    if not (true.alive and true.same and world.able.sessions):
+        return
+    kind = pending.command.kind
+    if kind is CommandKind.BEGIN and not (true.session or written):
+        yield "begin: another's is open", Report(session_open=True), true._replace(session=True)
+    if kind is CommandKind.END and true.session:
+        torn = true._replace(session=False, chunks=(UNDEFINED,) * world.chunks, label=UNDEFINED)
+        yield "end: another ended it", Report(session_closed=True), torn
 
 
 def _requests(state: State, view: ServerView, world: World) -> Iterator[Move]:
@@ -129,20 +150,40 @@ def play(state: State, move: Move, world: World) -> tuple[State, str]:
     """The state after a move, and the law that is broken on the way, if one is."""
     if move.fatal:
         return state, f"no_command_kills: died of {move.fatal}"
-    after = move.state
     if not isinstance(move.given, ServerEvent):
-        return after, ""
-    before, event, facts = after.fleet.servers[NAME], move.given.event, after.fleet.facts
+        return move.state, ""
     try:
-        judgement = judge(before, event, facts, world.book)
+        return _played(move.state, move.given.event, world)
     except AssertionError as error:
         return state, f"every_event_has_an_answer: {error}"
+
+
+def _played(after: State, event: Event, world: World) -> tuple[State, str]:
+    before, facts = after.fleet.servers[NAME], after.fleet.facts
+    judgement = judge(before, event, facts, world.book)
     if judgement.verdict is not Verdict.TAKE:
         return after, steps.unheard(before, event, judgement.verdict, judgement.rule, judgement.remedy)
     view = apply(before, event, facts, judgement.row, world.book)
     why = steps.unlawful(steps.Step(before, event, facts, view))
     view = view._replace(attempts=min(1, view.attempts))  # it takes a planner to count them
-    return after._replace(fleet=after.fleet._replace(servers={NAME: view})), why
+    after = after._replace(fleet=after.fleet._replace(servers={NAME: view}))
+    return after, why or _asked_in_vain(after, view, world)
+
+
+def _asked_in_vain(state: State, view: ServerView, world: World) -> str:
+    """The law that is broken where anything is taken that a suspect is asked.
+
+    Judged at once, since all suspects are one state to a search.
+    """
+    if view.condition is not Condition.SUSPECT:
+        return ""
+    for move in _requests(state, view, world):
+        asked = move.given
+        if isinstance(asked, ServerEvent):
+            judgement = judge(view, asked.event, state.fleet.facts, world.book)
+            if judgement.verdict is not Verdict.REFUSE:
+                return f"a_suspect_is_left_alone: it takes {asked.event.name} in {view.state}"
+    return ""
 
 
 def _laws(state: State, _world: World) -> str:
