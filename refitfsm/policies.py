@@ -5,6 +5,7 @@ refused. See `policies/README.md` for what each key means.
 """
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -121,7 +122,17 @@ def load(name_or_path: str | Path) -> NamedPolicy:
     return NamedPolicy(path.stem, _checked(path, raw))
 
 
-def _checked(path: Path, raw: dict[str, object]) -> Policy:
+def changed(named: NamedPolicy, keys: Mapping[str, object]) -> NamedPolicy:
+    """A policy under the same name with some keys other than they are.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
+    """
+    raw = msgspec.to_builtins(named.policy)
+    return NamedPolicy(named.name, _checked(named.name, {**raw, **keys})) if keys else named
+
+
+def _checked(path: str | Path, raw: dict[str, object]) -> Policy:
     try:
         policy = msgspec.convert(raw, Policy)
     except msgspec.ValidationError as error:

@@ -109,6 +109,8 @@ class SimConfig:
     context_length: int = 1024
     max_running_requests: int = 256
     max_total_num_tokens: int = 4096
+    launch_options: Mapping[str, object] = field(default_factory=dict)
+    """Further fields of /server_info: options that change nothing else here."""
     timings: Timings = field(default_factory=Timings)
 
     def rank_weights_bytes(self) -> int:

@@ -63,7 +63,7 @@ async def server_info(engine: Engine, request: HttpRequest) -> HttpReply:  # noq
     }
     if engine.profile.has_frontend_field:
         info["frontend"] = "python"
-    return json_reply(info)
+    return json_reply({**info, **config.launch_options})
 
 
 def _internal_state(engine: Engine) -> dict[str, object]:
