@@ -16,7 +16,7 @@ from refitfsm.errors import ConfigError
 from refitfsm.sim.config import SimConfig
 from refitfsm.sim.faults import Fault, parse_fault
 from refitfsm.sim.scenario_sights import LAWS, Wanted
-from refitfsm.sim.scenario_steps import AnyStep, Arm, Connect, FleetStep, OfServer, Raw
+from refitfsm.sim.scenario_steps import AnyStep, Arm, Connect, FleetStep, OfServer, Raw, flat
 
 PATHS: Final = {
     "enrol": "/update_weight_version",
@@ -158,7 +158,7 @@ def _wrong(scenario: Scenario) -> str:
             for written in (*play.never, *play.sometimes):
                 Wanted.of(written)
             given = [words for each in play.faults.values() for words in each]
-            for words in (*given, *(step.fault for step in play.steps if isinstance(step, Arm))):
+            for words in (*given, *(step.fault for step in flat(play.steps) if isinstance(step, Arm))):
                 fault_of(words)
             _check_names(play, names)
     except ValueError as error:
@@ -168,9 +168,9 @@ def _wrong(scenario: Scenario) -> str:
 
 def _misplaced(scenario: Scenario) -> str:
     by_hand, fleet = scenario.by_hand, scenario.fleet
-    if by_hand is not None and any(isinstance(step, FleetStep) for step in by_hand.steps):
+    if by_hand is not None and any(isinstance(step, FleetStep) for step in flat(by_hand.steps)):
         return "a step of [by_hand] asks a fleet; a client without refitfsm has none"
-    if fleet is not None and not any(isinstance(step, Connect) for step in fleet.steps):
+    if fleet is not None and not any(isinstance(step, Connect) for step in flat(fleet.steps)):
         return 'no step of [fleet] makes one; begin with { do = "connect" }'
     odd = [law for law in (fleet.unavoidable if fleet else ()) if law not in LAWS]
     if odd:
@@ -183,8 +183,9 @@ def _misplaced(scenario: Scenario) -> str:
 
 def _check_names(play: Play, names: set[str]) -> None:
     """Raises ValueError where a server is named that is not there."""
-    named = [step.server for step in play.steps if isinstance(step, Raw | OfServer)]
-    named += [name for step in play.steps if isinstance(step, Connect) for name in step.servers]
+    steps = tuple(flat(play.steps))
+    named = [step.server for step in steps if isinstance(step, Raw | OfServer)]
+    named += [name for step in steps if isinstance(step, Connect) for name in step.servers]
     for name in (*named, *play.faults):
         if name not in names:
             raise ValueError(f"there is no server {name!r}; there are {', '.join(sorted(names))}")

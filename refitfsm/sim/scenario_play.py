@@ -1,7 +1,7 @@
 """Plays a scenario on the virtual clock: its steps in turn, then what must and must not have been seen."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -92,13 +92,7 @@ class _Player:
             self._world = World(self._scenario, self._part)
         except ValueError as error:
             raise ConfigError(f"scenario {self._scenario.name}: {error}") from error
-        loop = asyncio.get_running_loop()
-        for number, step in enumerate(self._part.steps, 1):
-            if step.after_s is None:
-                await self._bounded(number, step)
-                self._world.look_at_rest()
-            else:
-                self._beside.append(loop.create_task(self._later(number, step)))
+        await self._go_through(self._part.steps)
         await self._settle()
         await asyncio.sleep(_LAST_S)
         self._world.at_the_end()
@@ -106,7 +100,17 @@ class _Player:
             owner.live = False
             await owner.fleet.shutdown()
         self._world.judge_journals()
-        return Played((*self._wrong, *self._judged()), tuple(self._world.seen), loop.time())
+        return Played(
+            (*self._wrong, *self._judged()), tuple(self._world.seen), asyncio.get_running_loop().time()
+        )
+
+    async def _go_through(self, given: Sequence[steps.AnyStep]) -> None:
+        for number, step in enumerate(given, 1):
+            if step.after_s is None:
+                await self._bounded(number, step)
+                self._world.look_at_rest()
+            else:
+                self._beside.append(asyncio.create_task(self._later(number, step)))
 
     def _judged(self) -> list[str]:
         """What was seen and must not be, and what was not seen."""
@@ -151,6 +155,9 @@ class _Player:
             self._outside(step)
         elif isinstance(step, steps.Wait):
             await asyncio.sleep(step.seconds)
+        elif isinstance(step, steps.Repeat):
+            for _ in range(step.times):
+                await self._go_through(step.steps)
         elif isinstance(step, steps.Settle):
             await self._settle()
         elif isinstance(step, steps.Cancel):
@@ -210,7 +217,9 @@ class _Player:
         elif isinstance(step, steps.Generate):
             await self._generate(owner, step)
         else:
-            report = await self._cycle(owner, step)
+            report = await (
+                self._push(owner, step) if isinstance(step, steps.Weights) else _cycle(owner, step)
+            )
             world.note("cycle_commits", f"{step.by} {_name(step)} {report.version}")
             for server, reason in report.failed:
                 world.note("server_drops_out", f"{server} {reason}")
@@ -224,22 +233,19 @@ class _Player:
             raise
         self._world.enrolled(owner)
 
-    def _cycle(self, owner: Owner, step: steps.FleetStep) -> Awaitable[CycleReport]:
+    async def _push(self, owner: Owner, step: steps.Weights) -> CycleReport:
+        version = owner.tried + 1 if step.version is None else step.version
+        owner.tried = max(owner.tried, version)
+        weights = TrainerWeights(step, version)
+        self._world.published(version, weights.seed)
         fleet = owner.fleet
-        match step:
-            case steps.Release():
-                return fleet.release()
-            case steps.Resume():
-                return fleet.resume()
-            case steps.Commit():
-                return fleet.commit(step.version)
-            case steps.Weights():
-                weights = TrainerWeights(step)
-                owner.pushed.append(weights)
-                self._world.published(step.version, weights.seed)
-                push = fleet.refit if isinstance(step, steps.Refit) else fleet.stage
-                return push(weights, step.version)
-        return fleet.invalidate_kv_cache()
+        report = await (fleet.refit if isinstance(step, steps.Refit) else fleet.stage)(weights, version)
+        for server in weights.lent:
+            if server not in dict(report.failed):  # of the others it is not known whether they still read
+                self._world.note(
+                    "loan_is_not_returned", f"{server} has version {version}, and it is still lent"
+                )
+        return report
 
     async def _generate(self, owner: Owner, step: steps.Generate) -> None:
         """All requests at once; the first error is the step's, once all have ended."""
@@ -292,6 +298,17 @@ class _Player:
                 server.thaw()
             case steps.Arm():
                 self._world.faults[step.server].arm(step.fault)
+
+
+def _cycle(owner: Owner, step: steps.FleetStep) -> Awaitable[CycleReport]:
+    match step:
+        case steps.Release():
+            return owner.fleet.release()
+        case steps.Resume():
+            return owner.fleet.resume()
+        case steps.Commit():
+            return owner.fleet.commit(step.version)
+    return owner.fleet.invalidate_kv_cache()
 
 
 def _request(step: steps.Raw, world: World) -> tuple[str, bytes | None, str]:

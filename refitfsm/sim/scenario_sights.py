@@ -21,6 +21,7 @@ LAWS: Final[Mapping[str, str]] = {
 
 EVENTS: Final[Mapping[str, str]] = {
     "call_is_sent": "A call: SERVER METHOD PATH BODY.",
+    "answer_is_made": "Whoever asked for it: SERVER VERSION, by the weights that made it, or unpublished.",
     "fault_strikes": "A fault befalls a call: SERVER FAULT PATH.",
     "server_dies": "A server is gone, whatever killed it: SERVER CAUSE.",
     "server_drops_out": "A cycle goes on without a server: SERVER REASON.",

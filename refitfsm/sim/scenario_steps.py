@@ -1,5 +1,6 @@
 """What can be done in a scenario: the steps of a trainer, of a client without refitfsm, and of the world."""
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -54,7 +55,8 @@ class Resume(FleetStep, tag="resume", frozen=True, kw_only=True):
 class Weights(FleetStep, frozen=True, kw_only=True):
     """Something with weights: the tiny model's of one seed."""
 
-    version: Version
+    version: Version | None = None
+    """Left out: one above the highest that was tried."""
     seed: Version | None = None
     """Left out: the version."""
     without: tuple[str, ...] = ()
@@ -141,6 +143,13 @@ class Wait(Step, tag="wait", frozen=True, kw_only=True):
     seconds: Seconds
 
 
+class Repeat(Step, frozen=True, kw_only=True, tag="repeat"):
+    """Some steps, several times over."""
+
+    times: Count
+    steps: tuple["AnyStep", ...]
+
+
 class Settle(Step, tag="settle", frozen=True, kw_only=True):
     """Wait for the end of everything that was begun beside."""
 
@@ -210,6 +219,7 @@ AnyStep = (
     | Ask
     | Push
     | Wait
+    | Repeat
     | Settle
     | Cancel
     | Take
@@ -221,3 +231,11 @@ AnyStep = (
     | Thaw
     | Arm
 )
+
+
+def flat(steps: Iterable[AnyStep]) -> Iterator[AnyStep]:
+    """All steps, those that are repeated as well, each once."""
+    for step in steps:
+        yield step
+        if isinstance(step, Repeat):
+            yield from flat(step.steps)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from refitfsm.errors import ConfigError
 from refitfsm.sim.content import digest_of, tiny_model, tiny_tensors
 from refitfsm.sim.scenario_steps import Push, Weights
 from refitfsm.sim.tiny import TinyWeights
@@ -44,8 +45,8 @@ class _Counted:
 class TrainerWeights(TinyWeights):
     """The tiny model of one seed, with what a step changes about it. Keeps count of what is lent to whom."""
 
-    def __init__(self, step: Weights) -> None:
-        super().__init__(step.version if step.seed is None else step.seed)
+    def __init__(self, step: Weights, version: int) -> None:
+        super().__init__(version if step.seed is None else step.seed)
         self._step = step
         self.lent: list[str] = []
         """The servers that have not given back what was lent, one entry for each offer."""
@@ -76,9 +77,17 @@ class HandWeights(TinyWeights):
         return digest_of(tiny_model(self.seed))
 
     def body(self, step: Push, ranks: int) -> bytes:
-        """The body of /update_weights_from_tensor."""
+        """The body of /update_weights_from_tensor.
+
+        Raises:
+            ConfigError: there are not so many chunks.
+        """
         chunks = self.plan(PushWish()).chunks
         wanted = step.chunks or range(len(chunks))
+        if not set(wanted) <= set(range(len(chunks))):
+            raise ConfigError(
+                f"chunks {list(step.chunks)} of a push: there are {len(chunks)}, counted from 0"
+            )
         names = {name for at in wanted for name in chunks[at].names}
         entry = _encoded(self.seed, step.renamed, {step.renamed.get(name, name) for name in names})
         fields: dict[str, object] = {

@@ -24,7 +24,6 @@ from refitfsm.sim.requests import Answer
 from refitfsm.sim.scenario import Play, Scenario, Servers, fault_of
 from refitfsm.sim.scenario_sights import Sight, of_answer_law
 from refitfsm.sim.scenario_steps import Connect
-from refitfsm.sim.scenario_weights import TrainerWeights
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.transport import SimTransport
 
@@ -56,10 +55,10 @@ class Owner:
         """The server behind each name."""
         self.incarnations: dict[str, int] = {}
         self.serving = 0
+        self.tried = 0
+        """The highest version that it was asked to push."""
         self.conditions: dict[str, Condition] = {}
         self.live = False
-        self.pushed: list[TrainerWeights] = []
-        """All weights that were given to the fleet."""
 
 
 class Faults:
@@ -212,12 +211,6 @@ class World:
             views = owner.fleet.status().servers
             admitting = sum(map(admits, views))
             self.note("serving_at_the_end", f"{admitting} of {len(views)}")
-            serving = {view.server for view in views if admits(view)}
-            for weights in owner.pushed:
-                for name in serving.intersection(weights.lent):
-                    self.note(
-                        "loan_is_not_returned", f"{name} serves, and weights of {weights.seed} are still lent"
-                    )
         for name, server in self.servers.items():
             if server.truth.alive and server.truth.gate_closed:
                 self.note("paused_at_the_end", name)
@@ -241,8 +234,12 @@ class World:
             self.note("server_dies_of_a_call", f"{name} {cause}")
 
     def _judge(self, name: str, answer: Answer) -> None:
-        runs = [owner.run for owner in self.owners.values()] or [""]
-        for run in runs:
+        versions = {digest: version for version, digest in self.digests.items()}
+        for span in answer.weights:
+            self.note("answer_is_made", f"{name} {versions.get(span.label, 'unpublished')}")
+        if not self.owners:
+            self._judge_by_hand(name, answer, versions)
+        for run in [owner.run for owner in self.owners.values()] or [""]:
             wrong = wrong_answer([answer], self.digests, run)
             if wrong is not None:
                 self.note(of_answer_law(wrong), f"{name} {wrong.partition(': ')[2]}")
@@ -256,6 +253,14 @@ class World:
                 self.note(
                     "other_version_answers", f"{name} {answer.version}: version {owner.serving} is served"
                 )
+
+    def _judge_by_hand(self, name: str, answer: Answer, versions: Mapping[str, int]) -> None:
+        """A client without refitfsm labels a version with its number."""
+        made = {str(versions.get(span.label, "unpublished")) for span in answer.weights}
+        if answer.version.isdigit() and made - {answer.version}:
+            self.note(
+                "wrong_label_answers", f"{name} says {answer.version}, and it is {', '.join(sorted(made))}"
+            )
 
     def _look_at_fleet(self, owner: Owner) -> None:
         status = owner.fleet.status()
