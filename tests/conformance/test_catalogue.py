@@ -1,8 +1,7 @@
 """The shipped checks: they hold on the simulator, and a server that is wrong breaks the one that says so."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from refitfsm.sim.loop import run
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.tiny import TinyWeights
 from refitfsm.sim.transport import SimTransport
+from tests.conformance.lying import lying
 
 VERSIONS = ("0.5.12", "0.5.16", "0.5.23")
 BY_NAME = {check.name: check for check in EVERY}
@@ -41,27 +41,6 @@ LIES: Mapping[str, Mapping[str, Reply]] = {
     "released_weights_are_gone": {"/release_memory_occupation": NULL, "/resume_memory_occupation": NULL},
 }
 """For each check a server that breaks it: what it answers, by path, instead of doing anything."""
-
-
-class Liar(SimTransport):
-    """A server that says that it did what it did not do."""
-
-    lies: Mapping[str, Reply] = {}
-
-    async def request(self, method: str, path: str, body: bytes | None = None) -> Reply:
-        """The lie, where there is one."""
-        lie = self.lies.get(path)
-        return await super().request(method, path, body) if lie is None else lie
-
-
-def lying(lies: Mapping[str, Reply]) -> Maker:
-    @asynccontextmanager
-    async def make() -> AsyncIterator[Subject]:
-        transport = Liar(SimServer(SimConfig(skip_warmup=True)))
-        transport.lies = lies
-        yield Subject(transport, TinyWeights)
-
-    return make
 
 
 def played(make: Maker, *checks: Check) -> list[Outcome]:

@@ -13,6 +13,8 @@ Say = Callable[[Subject], Awaitable[str]]
 """Makes a call; what comes of it, in words that must be the same on both servers."""
 DEAD: Final = "dead"
 """The answer was lost, or nobody listens."""
+UNANSWERED: Final = "unanswered"
+"""Nothing in a minute, where there is something to wait for."""
 TOKENS: Final = 3
 
 
@@ -87,8 +89,9 @@ def _tags(path: str, *tags: str) -> Say:
 
 
 _RELEASE, _RESUME = "/release_memory_occupation", "/resume_memory_occupation"
+ASK: Final = Call("ask", _greedy, 4)
 CALLS: Final = (
-    Call("ask", _greedy, 4),
+    ASK,
     Call("ask for much", _generate(ENDLESS_TOKENS), 2),
     Call("pause", _http("/pause_generation", {}), 4),
     Call("pause in place", _http("/pause_generation", {"mode": "in_place"}), 2),
@@ -127,8 +130,10 @@ CALLS: Final = (
 
 
 async def made(call: Call, subject: Subject) -> str:
-    """Make a call; `DEAD` where it is the end of the server."""
+    """Make a call; `DEAD` where it is the end of the server, `UNANSWERED` where nothing is."""
     try:
         return await call.say(subject)
     except TransportError:
         return DEAD
+    except TimeoutError:
+        return UNANSWERED

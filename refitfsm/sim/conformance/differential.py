@@ -12,13 +12,15 @@ from typing import Final, NamedTuple
 
 from refitfsm.drivers.transport import AnswerLost, NotSent, TransportError, Unreachable
 from refitfsm.model.states import Tag
+from refitfsm.model.values import Capabilities
 from refitfsm.sim.choices import SeededChooser
 from refitfsm.sim.config import SimConfig
-from refitfsm.sim.conformance.calls import CALLS, DEAD, Call, made
+from refitfsm.sim.conformance.calls import ASK, CALLS, DEAD, Call, made
 from refitfsm.sim.conformance.expect import Broken
 from refitfsm.sim.conformance.runner import Maker
 from refitfsm.sim.conformance.subject import Subject
 from refitfsm.sim.loop import run
+from refitfsm.sim.profiles import profile_for
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.tiny import TinyWeights
 from refitfsm.sim.transport import SimTransport
@@ -32,8 +34,10 @@ SIM_PATIENCE_S: Final = 1.5
 PATIENCE_S: Final = 0.4
 ANSWER_S: Final = 60.0
 DEATH_S: Final = 20.0
-SLOW_S: Final = 0.05
+SLOW_S: Final = 0.03
 """Each step of a request takes so much longer, so that one for much outlasts its sequence."""
+REST_S: Final = 10 * SLOW_S
+"""After each call. A short request that was let go ends meanwhile, and an answered one leaves the batch."""
 
 
 class Predicted(NamedTuple):
@@ -42,10 +46,11 @@ class Predicted(NamedTuple):
     says: tuple[str, ...]
     """Of each call that was made; the last one may be the server's death."""
     late: tuple[str, ...]
-    """Of letting go of what is held, then of each call that was; empty after a death."""
+    """Of letting go, of each call that was held, and of whose weights are there. Empty after a death."""
     listed: tuple[str, ...]
-    """The tags that are released at the end."""
+    """The tags that are released after the calls."""
     session: bool
+    """One is open when all is said."""
     spoilt: bool
     """The weights are others, or gone."""
 
@@ -59,6 +64,22 @@ class Difference(NamedTuple):
     real: str
 
 
+def twin(capabilities: Capabilities) -> SimConfig:
+    """The simulated server that a real one is compared with.
+
+    Raises:
+        ValueError: its release is not simulated.
+    """
+    profile_for(capabilities.sglang_version)
+    return SimConfig(
+        sglang_version=capabilities.sglang_version,
+        memory_saver=capabilities.memory_saver,
+        weights_cpu_backup=capabilities.weights_backup,
+        device="cpu" if capabilities.on_cpu else "cuda",
+        skip_warmup=True,
+    )
+
+
 def drawn(number: int) -> tuple[Call, ...]:
     """The calls of one sequence; the same number gives the same ones."""
     chooser = SeededChooser(number)
@@ -70,12 +91,12 @@ def drawn(number: int) -> tuple[Call, ...]:
 async def _step(call: Call, subject: Subject, patience_s: float) -> "tuple[str, asyncio.Task[str]]":
     """Make a call; `HELD` if it is not answered in time.
 
-    A request that ended leaves the batch some steps later, and it is chance whether the next call finds it
+    A request leaves the batch some steps after its answer, and it is chance whether the next call finds it
     there: so that comes after them.
     """
     task = asyncio.create_task(made(call, subject))
     await asyncio.wait({task}, timeout=patience_s)
-    await asyncio.sleep(3 * SLOW_S)
+    await asyncio.sleep(REST_S)
     return (task.result() if task.done() else HELD), task
 
 
@@ -108,16 +129,16 @@ def predict(calls: Sequence[Call], config: SimConfig) -> Predicted:
             if said == HELD:
                 waiting.append(task)
         truth = server.truth
-        listed, session = tuple(sorted(truth.memory.listed)), truth.session is not None
-        spoilt = truth.weights.digest() != began
+        listed = tuple(sorted(truth.memory.listed))
         late: tuple[str, ...] = ()
         if says[-1] != DEAD:
             late = (await _let_go(subject, listed),)
-            if late != (DEAD,):
-                late += tuple([await task for task in waiting])
+            if late == (LET_GO,):
+                late += (*[await task for task in waiting], await made(ASK, subject))
         for task in waiting:
             task.cancel()
-        return Predicted(tuple(says), late, listed, session, spoilt)
+        spoilt = truth.weights.digest() != began
+        return Predicted(tuple(says), late, listed, truth.session is not None, spoilt)
 
     return run(life())
 
@@ -135,6 +156,8 @@ async def _let_go(subject: Subject, listed: Sequence[str]) -> str:
         await subject.well("/slow_down", {"forward_sleep_time": None})
     except TransportError:
         return DEAD
+    except (Broken, TimeoutError) as error:
+        return f"does not come to rest: {error}"
     return LET_GO
 
 
@@ -154,9 +177,12 @@ async def _is_gone(subject: Subject) -> bool:
 
 async def _play(calls: Sequence[Call], expected: Predicted, subject: Subject) -> tuple[list[str], bool]:
     """Play a sequence to the other server. Returns what it said, and whether it can be used again."""
-    await _ready(subject)
     says: list[str] = []
     waiting = []
+    try:
+        await _ready(subject)
+    except (Broken, TransportError, TimeoutError) as error:
+        return [f"is not as at its start: {error}"], False
     for call, wanted in zip(calls, expected.says, strict=False):
         said, task = await _step(call, subject, ANSWER_S if wanted not in {HELD, DEAD} else PATIENCE_S)
         if wanted == DEAD and await _is_gone(subject):
@@ -170,9 +196,9 @@ async def _play(calls: Sequence[Call], expected: Predicted, subject: Subject) ->
             await asyncio.gather(task, *waiting, return_exceptions=True)
             return says, False
     says.append(await _let_go(subject, expected.listed))
-    if says[-1] == DEAD:
+    if says[-1] != LET_GO:
         return says, False
-    says += [await task for task in waiting]
+    says += [*[await task for task in waiting], await made(ASK, subject)]
     return says, await _mended(expected, subject)
 
 
@@ -187,7 +213,7 @@ async def _mended(expected: Predicted, subject: Subject) -> bool:
             await subject.push(0, 1)
             await subject.go_on()
         return tuple(await subject.tokens()) == subject.own_tokens
-    except (Broken, TransportError):
+    except (Broken, TransportError, TimeoutError):
         return False
 
 
@@ -203,7 +229,7 @@ class Sequenced(NamedTuple):
         return DEAD in (*self.predicted.says, *self.predicted.late)
 
 
-class Outcome(NamedTuple):
+class Played(NamedTuple):
     """A sequence on a server."""
 
     sequence: Sequenced
@@ -229,16 +255,23 @@ def planned(config: SimConfig, sequences: int, *, first: int = 0, deaths_max: in
     return found
 
 
-async def compare(make: Maker, sequences: Sequence[Sequenced]) -> AsyncIterator[Outcome]:
+async def compare(make: Maker, sequences: Sequence[Sequenced]) -> AsyncIterator[Played]:
     """Play sequences to a server; after a death, and after a difference, to a new one."""
     todo = list(sequences)
     while todo:
         async with make() as subject:
-            good = True
-            while todo and good:
-                each = todo.pop(0)
-                said, good = await _play(each.calls, each.predicted, subject)
-                yield Outcome(each, tuple(said), _difference(each, said))
+            async for played in compare_shared(subject, todo):
+                todo = todo[1:]
+                yield played
+
+
+async def compare_shared(subject: Subject, sequences: Sequence[Sequenced]) -> AsyncIterator[Played]:
+    """Play sequences to a server that cannot be started again, up to the first after which it should be."""
+    for each in sequences:
+        said, good = await _play(each.calls, each.predicted, subject)
+        yield Played(each, tuple(said), _difference(each, said))
+        if not good:
+            return
 
 
 def _difference(sequence: Sequenced, said: Sequence[str]) -> Difference | None:
