@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +57,7 @@ class Fleet:
         logger: Logger | None = None,
         aside: Aside | None = None,
         meter: Meter | None = None,
+        controls: Callable[..., Controller] = Controller,  # a check may give it another planner
     ) -> None:
         """A fleet over transports that exist already. Most callers want `connect`."""
         self.run_id = run_id or secrets.token_hex(4)
@@ -87,7 +88,7 @@ class Fleet:
         self._controller: Controller | None = None
         self._pushes = Pushes(self._drivers, policy.policy, self._warn)
         self._asking = asyncio.Lock()  # held while a server is asked something: no cycle opens meanwhile
-        self._closed = False
+        self._controls, self._closed = controls, False
 
     @classmethod
     def connect(
@@ -158,7 +159,7 @@ class Fleet:
         """
         if self._controller is not None:
             raise ConfigError("the fleet was started already: make a new one")
-        self._controller = Controller(
+        self._controller = self._controls(
             FleetView.of(self._drivers),
             self.policy.rules,
             self._drivers,

@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from refitfsm import __version__
-from refitfsm.cli import audit, check, demo, doctor, graph, mutants, run, sim_server
+from refitfsm.cli import audit, check, demo, doctor, graph, mutants, run, sim_server, simulate
 from refitfsm.cli.show import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, error_line
 from refitfsm.errors import RefitError
 
@@ -62,6 +62,7 @@ for name, module, function in (
     ("graph", graph, graph.graph),
     ("check", check, check.check),
     ("mutants", mutants, mutants.run),
+    ("simulate", simulate, simulate.simulate),
 ):
     app.command(name, help=module.HELP, epilog=module.EXAMPLES)(function)
 audit_app.command("verify", help=audit.HELP, epilog=audit.EXAMPLES)(audit.verify)

@@ -39,26 +39,34 @@ def wrong_answer(answers: Iterable[Answer], digests: Mapping[int, str], run_id: 
     return None
 
 
-def belief_is_false(
-    view: ServerView, truth: Truth, digests: Mapping[int, str], incarnation: int = 1
-) -> str | None:
-    """Where what is believed of a server at rest is not so, as a sentence, or None.
+def is_comparable(view: ServerView, truth: Truth, incarnation: int = 1) -> bool:
+    """Whether a belief can be false: the server is at rest, and what was enrolled lives.
 
     At rest: nothing is pending, its condition says that its last command is known, and the process that
     was enrolled, its `incarnation`, lives: a death that nobody has met yet is no false belief.
     """
     at_rest = view.pending is None and view.condition is not Condition.SUSPECT
     same = truth.alive and truth.incarnation == incarnation
-    if not at_rest or not same or view.state is ServerState.OFFLINE:
+    return at_rest and same and view.state is not ServerState.OFFLINE
+
+
+def belief_is_false(
+    view: ServerView, truth: Truth, digests: Mapping[int, str], incarnation: int = 1
+) -> str | None:
+    """Where what is believed of a server at rest is not so, as a sentence, or None.
+
+    What `is_comparable` says no to is not looked at.
+    """
+    if not is_comparable(view, truth, incarnation):
         return None
     believed: dict[str, object] = {
-        "resident": sorted(view.resident & _MEMORY),
-        "on the server's list of released tags": sorted(view.released),
+        "resident": sorted(map(str, view.resident & _MEMORY)),
+        "on the server's list of released tags": sorted(map(str, view.released)),
         "session": view.session != 0,
     }
     true: dict[str, object] = {
-        "resident": sorted(truth.resident & _MEMORY),
-        "on the server's list of released tags": sorted(truth.memory.listed),
+        "resident": sorted(map(str, truth.resident & _MEMORY)),
+        "on the server's list of released tags": sorted(map(str, truth.memory.listed)),
         "session": truth.session is not None,
     }
     if view.paused:

@@ -20,6 +20,10 @@ class DeadlockError(RuntimeError):
     """Nothing is ready, no timer is set, and the main task is not finished."""
 
 
+class LivelockError(RuntimeError):
+    """Timers are set for now again and again, and the clock stands still."""
+
+
 class _NoSelector:
     """Stands where a selector would; a virtual loop never sleeps."""
 
@@ -33,6 +37,8 @@ class _NoSelector:
 _RESOLUTION_S: Final = 1e-7
 """Timers this close fire together."""
 _MANY_CANCELLED: Final = 100
+_JUMPS_MAX: Final = 10_000
+"""How often in a row timers may come due without the clock moving."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -49,6 +55,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._order = order
+        self._idle_jumps = 0
         self._selector = _NoSelector()
 
     def time(self) -> float:
@@ -78,7 +85,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timer_cancelled_count -= 1
         if not timers:
             raise DeadlockError(self._stuck())
-        self._now = max(self._now, timers[0].when())
+        if timers[0].when() > self._now:
+            self._now = timers[0].when()
+            self._idle_jumps = 0
+        elif self._idle_jumps > _JUMPS_MAX:
+            raise LivelockError(
+                f"virtual time stands at {self._now:.3f} s, and timers are set for it for ever"
+            )
+        self._idle_jumps += 1
         limit = self._now + _RESOLUTION_S
         due = []
         while timers and timers[0].when() <= limit:
@@ -129,6 +143,7 @@ def run(main: Coroutine[object, object, T], *, order: Chooser | None = None) -> 
     Raises:
         DeadlockError: `main` waits for something that nothing will ever do. The message lists the
             pending tasks and the place each waits at.
+        LivelockError: virtual time does not move any more.
     """
     loop = VirtualLoop(order)
     try:
