@@ -9,6 +9,7 @@ from refitfsm.audit.verify import Verified, verify
 from refitfsm.drivers.push import inline
 from refitfsm.model.states import ServerState
 from refitfsm.model.values import ServerView
+from refitfsm.replay import replay
 from refitfsm.sim.choices import CalmChooser, Chooser
 from refitfsm.sim.config import FAST, SimConfig
 from refitfsm.sim.content import digest_of, tiny_model
@@ -104,7 +105,8 @@ class World:
             assert not dead, f"{view.server} died of a call that reached it: {server.truth.death}"
 
     def check_journal(self) -> Verified:
-        """The journal holds, by the auditor."""
+        """The journal holds, by the auditor, and every decision in it is made again."""
+        assert replay(self.journal.lines).difference is None
         return verify(self.journal.lines)
 
     def serving(self) -> list[str]:

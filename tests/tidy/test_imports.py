@@ -32,6 +32,7 @@ LAYERS: dict[str, frozenset[str]] = {
     "pushes": frozenset({"model", "weights", "drivers", "policies", "errors"}),
     "controller": frozenset({"model", "planner", "machine", "audit", "drivers", "gate", "errors"}),
     "reports": frozenset({"model", "controller", "errors"}),
+    "replay": frozenset({"model", "planner", "audit", "errors"}),
 }
 """For each part: the other parts of the package that it may import."""
 

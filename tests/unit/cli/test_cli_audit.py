@@ -76,3 +76,18 @@ def test_what_is_no_log_is_one_line(cli: Cli, tmp_path: Path, content: bytes | N
     ran = cli("audit", "verify", path)
     assert (ran.code, ran.out) == (1, "")
     assert str(path) in ran.error
+
+
+def test_a_run_is_decided_again(cli: Cli, audit: Path) -> None:
+    """The planner that wrote a log decides the same; another policy does not, and says where."""
+    same = cli("audit", "replay", audit)
+    assert (same.code, "decided the same under colocated" in same.out) == (0, True), same
+    assert cli("audit", "replay", audit, "--json").object["same"] is True
+    other = cli("audit", "replay", audit, "--policy", "always_on")
+    assert (other.code, other.out) == (1, "")
+    assert "is decided otherwise: recorded: " in other.error
+    told = cli("audit", "replay", audit, "--policy", "always_on", "--json")
+    assert (told.code, told.object["same"]) == (1, False)
+    assert told.object["difference"]
+    audit.write_text("")
+    assert "is empty" in cli("audit", "replay", audit).error
