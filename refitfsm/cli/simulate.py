@@ -4,11 +4,13 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from refitfsm import policies
+from refitfsm.cli.scenarios import play_files
 from refitfsm.cli.show import EXIT_NO, EXIT_OK, Json, Screen
 from refitfsm.sim.faults import Kind
 from refitfsm.sim.judged import LAWS
@@ -20,7 +22,9 @@ HELP = (
     "Controller, driver and journal are the real ones; servers die of what real ones die of, and the clock"
     " is virtual. Each life is refit cycles with faults between requests, then refits without faults that"
     " have to get through. Each seed draws which faults there may be and how often. Exits 1 if a law is"
-    " broken, with the law, the seed, and the command that plays that life again."
+    " broken, with the law, the seed, and the command that plays that life again.\n\n"
+    "With --scenario, what a file or a folder of files says is played instead: nothing is drawn then, and of"
+    " the other options only --trace and --json count."
 )
 EXAMPLES = f"""Examples:
 
@@ -30,6 +34,10 @@ refitfsm simulate --policy ./my-policy.toml --servers 4 --cycles 10 --seeds 200
 
 refitfsm simulate --policy always_on --fault kill --fault lose-answer --every 30 --json
 
+refitfsm simulate --scenario simulations
+
+refitfsm simulate --scenario simulations/f39-no-room-to-resume.toml --trace
+
 Servers that lie ({", ".join(kind for kind in Kind if kind in UNSEEN)}) are played only where `--fault`
 names them: what SGLang answers does not show them.
 """
@@ -37,6 +45,15 @@ names them: what SGLang answers does not show them.
 
 def simulate(
     *,
+    scenario: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="A scenario, or a folder of such: play what it says.", show_default=False
+        ),
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="With --scenario: print everything that was seen.")
+    ] = False,
     policy: Annotated[
         str, typer.Option(metavar="P", help="A shipped policy's name, or a path.")
     ] = "colocated",
@@ -70,6 +87,8 @@ def simulate(
 ) -> None:
     """Play them, and print how they went."""
     screen = Screen(as_json=as_json)
+    if scenario is not None:
+        raise typer.Exit(EXIT_OK if play_files(screen, scenario, trace=trace) else EXIT_NO)
     lives = Lives(policies.load(policy), servers, cycles, tuple(fault or ()), every or 0, sglang_version)
     began = time.perf_counter()
     played: list[Life] = []

@@ -1,7 +1,7 @@
 """Where a scenario is played: servers with their truth, fleets with their beliefs, and what was seen."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from refitfsm import policies
 from refitfsm.audit.journal import MemoryJournal, header
@@ -242,7 +242,7 @@ class World:
         for run in [owner.run for owner in self.owners.values()] or [""]:
             wrong = wrong_answer([answer], self.digests, run)
             if wrong is not None:
-                self.note(of_answer_law(wrong), f"{name} {wrong.partition(': ')[2]}")
+                self.note(of_answer_law(wrong), f"{name} {_shown(answer, versions)}")
                 break
         for owner in self._live():
             if name not in owner.behind.values():
@@ -274,6 +274,16 @@ class World:
                 if view.condition is Condition.QUARANTINED:
                     self.note("server_is_quarantined", view.server)
             owner.conditions[view.server] = view.condition
+
+
+def _shown(answer: Answer, versions: Mapping[str, int]) -> str:
+    """By which versions an answer was made, from whose cache, and what it says."""
+
+    def names(labels: Iterable[str]) -> str:
+        return ", ".join(str(versions.get(label, "unpublished")) for label in labels) or "none"
+
+    made, read = names(span.label for span in answer.weights), names(answer.kv_read)
+    return f"made by {made}, with the cache of {read}, and says {answer.version!r}"
 
 
 def _config(given: Servers, policy: NamedPolicy, gpus: tuple[str, ...]) -> SimConfig:
