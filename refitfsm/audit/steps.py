@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from refitfsm.audit.broken import Broken
 from refitfsm.audit.lines import FleetBody, InputBody, ServerBody
+from refitfsm.model.fleet import OF_A_VERSION
 from refitfsm.model.records import InputKind, Turn
 from refitfsm.model.values import REQUESTS, EventName, ServerView
 
@@ -30,14 +31,17 @@ class StepAudit:
         """The input has been read, and what it led to has not."""
         self._over = False
         """Nothing more can belong to the step."""
+        self._last: dict[bool, str] = {}
+        """The last server since the cycle turned: of those decided on, and of those whose time was up."""
 
-    def take(self, body: InputBody | ServerBody | FleetBody) -> None:
-        """A line, before what it says is folded."""
+    def take(self, body: InputBody | ServerBody | FleetBody) -> bool:
+        """A line, before what it says is folded. Whether a step begins with it."""
         if body.step != self._step:
             self.end()
             self._begin(body)
-        else:
-            self._go_on(body)
+            return True
+        self._go_on(body)
+        return False
 
     def end(self) -> None:
         """A step is over when the next begins, or the journal was closed."""
@@ -58,6 +62,7 @@ class StepAudit:
         if body.at_s < self._at_s:
             raise Broken("time runs backwards")
         self._step, self._at_s, self._over = body.step, body.at_s, False
+        self._last.clear()
         if isinstance(body, InputBody):
             self._given, self._waits = body, True
         elif isinstance(body, ServerBody) and body.event.name not in _DECIDED:
@@ -68,6 +73,8 @@ class StepAudit:
     def _go_on(self, body: InputBody | ServerBody | FleetBody) -> None:
         if body.at_s != self._at_s:
             raise Broken(f"step {body.step} has two times")
+        if isinstance(body, ServerBody):
+            self._check_order(body)
         if self._over or isinstance(body, InputBody):
             raise Broken(f"step {body.step} has more in it than one input leads to")
         if isinstance(body, FleetBody):
@@ -79,6 +86,13 @@ class StepAudit:
                 f"{body.server}: {body.event.name} does not follow from the input of step {body.step}"
             )
         self._waits = False
+
+    def _check_order(self, body: ServerBody) -> None:
+        """Servers come in the order of their names, so that a step has one form."""
+        decided = body.event.name in _DECIDED
+        if self._last.get(decided, "") > body.server:
+            raise Broken(f"{body.server}: its turn in step {body.step} was before that of another")
+        self._last[decided] = body.server
 
     def _event(self, body: ServerBody) -> None:
         """A second event in one step: only a tick has them, for commands whose time is up."""
@@ -93,14 +107,13 @@ class StepAudit:
         given = self._given if self._waits else None
         if (body.turn in _ANSWERS) != (given is not None and given.given is InputKind.REQUEST):
             raise Broken(f"{body.turn} and what step {body.step} was given do not fit")
-        self._over = body.turn in (Turn.REFUSED, Turn.ABSORBED)
+        self._over = body.turn in (Turn.REFUSED, Turn.ABSORBED, Turn.CLOSED)
+        if body.turn is not Turn.DROPPED:
+            self._last.pop(True, None)
         if given is not None and given.given is InputKind.REQUEST:
             _check_answer(given, body)
-        elif given is not None and given.given is InputKind.ABANDON:
-            if body.turn is not Turn.ABORTING or body.reason != given.reason:
-                raise Broken(f"{body.turn} does not follow when a request is taken back")
         elif given is not None and body.turn is not Turn.ABORTING:
-            raise Broken(f"{body.turn} does not follow when a time is up")
+            raise Broken(f"{body.turn} does not follow from the input of step {body.step}")
 
 
 def _check_answer(given: InputBody, body: FleetBody) -> None:
@@ -112,5 +125,10 @@ def _check_answer(given: InputBody, body: FleetBody) -> None:
             raise Broken(f"{given.goal} is asked for, and something else is {body.turn}")
         return
     cycle = body.cycle
-    if cycle is None or (cycle.goal, cycle.chunk_bytes) != (given.goal, given.chunk_bytes):
+    version = given.version if given.goal in OF_A_VERSION else cycle.version if cycle else 0
+    if cycle is None or (cycle.goal, cycle.version, cycle.chunk_bytes) != (
+        given.goal,
+        version,
+        given.chunk_bytes,
+    ):
         raise Broken(f"{given.goal} is asked for, and another cycle is opened")

@@ -18,6 +18,7 @@ from refitfsm.audit.lines import (
     EndBody,
     FleetBody,
     Header,
+    InputBody,
     ServerBody,
     body_of,
     changes_of,
@@ -31,7 +32,7 @@ from refitfsm.errors import AuditError
 from refitfsm.model.effects import EFFECTS, Effect
 from refitfsm.model.guards import GUARDS, Predicate
 from refitfsm.model.laws import broken
-from refitfsm.model.records import FleetRecord, ServerRecord, Turn
+from refitfsm.model.records import FleetRecord, InputRecord, ServerRecord, Turn
 from refitfsm.model.table import TABLE, Key, Row, Verdict
 from refitfsm.model.values import Event, Facts, ServerView
 
@@ -143,11 +144,13 @@ class _Auditor:
             raise Broken("the journal was closed before this line")
         if isinstance(body, EndBody):
             self.steps.end()
+            self.cycles.end_step()
             self.ended = True
             if body.at_s != self.at_s:
                 raise Broken("a journal is closed at the time of its last step")
             return
-        self.steps.take(body)
+        if self.steps.take(body):
+            self.cycles.begin_step(InputRecord(*body[3:]) if isinstance(body, InputBody) else None)
         self.at_s = body.at_s
         if isinstance(body, ServerBody):
             self._server(body)

@@ -9,6 +9,7 @@ is the only place where the version that the fleet serves moves.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from refitfsm.model.fitness import differing_checksums, unfit
 from refitfsm.model.fleet import (
     OF_A_VERSION,
     WITHOUT_COMMIT,
@@ -27,7 +28,7 @@ from refitfsm.model.values import Event, EventName, ServerView
 from refitfsm.planner.judge import apply, judge
 from refitfsm.planner.playbook import PLAYBOOK, Playbook
 from refitfsm.planner.program import Step, can_go_back, next_step
-from refitfsm.planner.requests import Refusal, Request, differing_checksums, is_met, refusal, unfit
+from refitfsm.planner.requests import Refusal, Request, is_met, refusal
 
 
 class ServerEvent(NamedTuple):
