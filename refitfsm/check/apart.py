@@ -3,6 +3,7 @@
 import time
 from typing import NamedTuple
 
+from refitfsm.check import loops
 from refitfsm.check.joint import BrokenLaw, Entangled, Planner
 from refitfsm.check.modular import Modular
 from refitfsm.check.moves import World
@@ -14,6 +15,8 @@ class Apart(NamedTuple):
     states: int
     """What servers can be, in all situations of the fleet together."""
     steps: int
+    calm: int
+    """Steps without a fault that were looked at for loops."""
     situations: int
     """What a fleet can be as one."""
     seconds: float
@@ -26,7 +29,7 @@ class Apart(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Every law of safety holds in all that a fleet can be."""
+        """Every law holds in all that a fleet can be, and without faults it comes to serve."""
         return not self.broken and not self.entangled
 
 
@@ -36,8 +39,10 @@ def apart(servers: int, faults: int, world: World) -> Apart:
     planner = Planner(world)
     search = Modular(servers, faults, planner)
     broken = entangled = ""
+    calm = 0
     try:
         search.run()
+        calm = loops.judge(search)
     except BrokenLaw as error:
         broken = str(error)
     except Entangled as error:
@@ -45,6 +50,7 @@ def apart(servers: int, faults: int, world: World) -> Apart:
     return Apart(
         search.states,
         search.steps,
+        calm,
         len(search.situations),
         time.perf_counter() - began,
         tuple(sorted(planner.seen.rows)),

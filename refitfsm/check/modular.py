@@ -29,7 +29,7 @@ from refitfsm.check.joint import (
 )
 from refitfsm.check.moves import Outcome as Answer
 from refitfsm.check.moves import is_out, outcomes, unnoticed
-from refitfsm.check.questions import FAULTS, TIME_IS_UP, TURNS_OVER, answered, questions
+from refitfsm.check.questions import CALM, FAULTS, TIME_IS_UP, TURNS_OVER, answered, questions
 from refitfsm.check.search import start
 from refitfsm.check.situations import ANY, Again, Arrow, Class, Place, Server, Situation, Turned
 from refitfsm.check.truth import TrueServer
@@ -142,7 +142,7 @@ class Modular:
         self._judge(here, server)
         view, true = self.views[server[0]], self.trues[server[1]]
         if view.pending is not None:
-            for answer in self._answers_of(server):
+            for answer in self.answers_of(server):
                 if price + answer.is_fault <= self.faults:
                     self._answered(here, flags, server, answer, price + answer.is_fault)
         if price < self.faults and not is_out(view):
@@ -169,7 +169,8 @@ class Modular:
         if why:
             raise BrokenLaw(why)
 
-    def _answers_of(self, server: Server) -> tuple[Answer, ...]:
+    def answers_of(self, server: Server) -> tuple[Answer, ...]:
+        """What can become of its command in flight."""
         if server not in self._outcomes:
             view, true = self.views[server[0]], self.trues[server[1]]
             assert view.pending is not None  # noqa: S101 - for the type checker
@@ -182,58 +183,75 @@ class Modular:
         self.steps += 1
         if answer.fatal:
             raise BrokenLaw(f"no_command_kills: a server died of {answer.fatal}")
+        there, after, moved, turned = self.after(here, flags, server, answer)
+        self.add(there, after, moved, price)
+        if turned is not None:
+            self._turns(here, turned, price, calm=not answer.is_fault)
+
+    def after(
+        self, here: Situation, flags: Flags, server: Server, answer: Answer
+    ) -> tuple[Situation, Flags, Server, Turned | None]:
+        """Where an answer leaves its server; and how it turns the cycle, if it does."""
         view = self.views[server[0]]
         key = (here.centre_number, flags, server[0], answer.event, answer.report)
         if key not in self._answers:
             question = answered(view, answer.event, answer.report, 0)
             self._answers[key] = self.planner.ask(here.centre, (flags,), (view,), question)
         alone = self._answers[key]
-        if alone.turns:
-            self._turns(here, flags, server, answer, price)
-            return
-        after = self._view(alone.view(0)), self._recode(answer.true, alone.raw[0], alone.codes)
-        self.add(here, flags, after, price)
+        if not alone.turns:
+            true = self._recode(answer.true, alone.raw[0], alone.codes)
+            return here, flags, (self._view(alone.view(0)), true), None
+        turned = self._turned_by(here, flags, server, answer)
+        seat, outcome = turned.again.seat, turned.again.outcome
+        true = self._recode(answer.true, outcome.raw[seat], outcome.codes)
+        return turned.there, outcome.flags[seat], (turned.view, true), turned
 
     # -- turns ---------------------------------------------------------------------------------------
 
-    def _turns(self, here: Situation, flags: Flags, server: Server, answer: Answer, price: int) -> None:
-        """What happens to one server turns the cycle, for all."""
-        seat = here.flags.index(flags)
+    def _turned_by(self, here: Situation, flags: Flags, server: Server, answer: Answer) -> Turned:
         key = (here.number, flags, server[0], answer.event, answer.report)
         if key not in self._turned:
+            seat = here.flags.index(flags)
             views = [self.views[number] for number in here.first_views()]
             views[seat] = self.views[server[0]]
             question = answered(views[seat], answer.event, answer.report, seat)
             outcome = self.planner.ask(here.centre, here.flags, tuple(views), question)
             again = Again(here.flags, tuple(views), seat, question, outcome)
-            self._turned[key] = Turned(
-                again,
-                self.situation(outcome.centre, outcome.flags),
-                self._view(outcome.view(seat)),
-            )
-        found = self._turned[key]
-        outcome = found.again.outcome
-        after = found.view, self._recode(answer.true, outcome.raw[seat], outcome.codes)
-        self.add(found.there, outcome.flags[seat], after, price)
-        if found.price is not None and found.price <= price:
+            there = self.situation(outcome.centre, outcome.flags)
+            self._turned[key] = Turned(again, there, self._view(outcome.view(seat)))
+        return self._turned[key]
+
+    def _turns(self, here: Situation, turned: Turned, price: int, *, calm: bool) -> None:
+        """What happens to one server turns the cycle, for all."""
+        if turned.price is not None and turned.price <= price and (turned.calm or not calm):
             return
-        found.price = price
+        turned.price = price if turned.price is None else min(price, turned.price)
+        turned.calm = turned.calm or calm
+        again = turned.again
         for other, each in enumerate(here.flags):
-            if other != seat:
-                self._arrow(
-                    here, Place("", each, ANY), found.there, found.again._replace(seat=other), price, 0
-                )
+            if other != again.seat:
+                place = Place("", each, ANY)
+                self._arrow(here, place, turned.there, again._replace(seat=other), price, 0, calm)
 
     def _arrow(  # noqa: PLR0917 - from where to where
-        self, here: Situation, place: Place, there: Situation, again: Again, price: int, cost: int
+        self,
+        here: Situation,
+        place: Place,
+        there: Situation,
+        again: Again,
+        price: int,
+        cost: int,
+        calm: bool,
     ) -> None:
         outcome = again.outcome
         flags = outcome.flags[again.seat]
         turns = tuple(turn for turn, *_ in outcome.turns)
         key = (there.number, flags, outcome.codes, turns)
         arrows = here.arrows.setdefault(place, {})
-        if key in arrows and arrows[key].price <= price:
-            return
+        if key in arrows:
+            calm = arrows[key].calm = calm or arrows[key].calm
+            if arrows[key].price <= price:
+                return
         images = self._images.setdefault(
             (
                 here.centre_number,
@@ -246,7 +264,7 @@ class Modular:
             ),
             {},
         )
-        arrow = Arrow(there, flags, outcome.codes, again, price, cost, images)
+        arrow = Arrow(there, flags, outcome.codes, again, price, cost, calm, images)
         arrows[key] = arrow
         for server, faults in tuple(here.places.get(place, ())):
             self._follow(here, arrow, server, faults)
@@ -257,11 +275,14 @@ class Modular:
         if price > self.faults:
             return
         self.steps += 1
+        self.add(arrow.target, arrow.flags, self.taken(here, arrow, server), price)
+
+    def taken(self, here: Situation, arrow: Arrow, server: Server) -> Server:
+        """What a turn makes of a server."""
         if server[0] not in arrow.images:
             arrow.images[server[0]] = self._image(here, arrow, server[0])
         number, raw = arrow.images[server[0]]
-        after = number, self._recode(self.trues[server[1]], raw, arrow.codes)
-        self.add(arrow.target, arrow.flags, after, price)
+        return number, self._recode(self.trues[server[1]], raw, arrow.codes)
 
     def _image(self, here: Situation, arrow: Arrow, view: int) -> tuple[int, ServerView]:
         again, seat = arrow.again, arrow.again.seat
@@ -282,7 +303,7 @@ class Modular:
     # -- questions to all ----------------------------------------------------------------------------
 
     def _classed(self, here: Situation, flags: Flags, server: Server, price: int, question: Question) -> None:
-        kind = self._class_of(here, flags, server[0], question)
+        kind = self.class_of(here, flags, server[0], question)
         self._put(here, Place(question.name, flags, kind), server, price)
         known = here.classes.setdefault((question.name, flags), {})
         if kind not in known:
@@ -290,7 +311,7 @@ class Modular:
             for seated in self._seatings(here, question, (flags, kind)):
                 self._asked(here, question, seated)
 
-    def _class_of(self, here: Situation, flags: Flags, number: int, question: Question) -> Class:
+    def class_of(self, here: Situation, flags: Flags, number: int, question: Question) -> Class:
         """All that may differ between two servers in what the fleet makes of a question."""
         key = (here.centre_number, flags, number, question.name)
         if key not in self._classes:
@@ -347,4 +368,5 @@ class Modular:
         there = self.situation(outcome.centre, outcome.flags)
         for seat, (each, kind) in enumerate(seated):
             again = Again(flags, views, seat, question, outcome)
-            self._arrow(here, Place(question.name, each, kind), there, again, price, cost)
+            place = Place(question.name, each, kind)
+            self._arrow(here, place, there, again, price, cost, question.name in CALM)

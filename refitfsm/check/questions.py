@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from refitfsm.check.codes import CLOSES_S
 from refitfsm.check.joint import Centre, Question
 from refitfsm.check.moves import World, requests
-from refitfsm.model.fleet import Phase
+from refitfsm.model.fleet import Goal, Phase
 from refitfsm.model.values import Event, EventName, Report, ServerView
 from refitfsm.planner.cycle import Abandon, ServerEvent, Tick
 
@@ -14,6 +14,8 @@ TIME_IS_UP = Question("the time is up", Tick(), CLOSES_S)
 TURNS_OVER = Question("nobody does anything any more", Tick())
 FAULTS = frozenset({GIVES_UP.name, TIME_IS_UP.name})
 """The names of the questions that are faults."""
+CALM = frozenset({TURNS_OVER.name, f"asked: {Goal.REFIT}"})
+"""The names of what is asked where nothing goes wrong and only refits are wanted."""
 
 
 def questions(centre: Centre, world: World, *, faults: bool) -> Iterator[Question]:

@@ -46,6 +46,8 @@ class Arrow:
     """The fewest faults on the way to it, of all servers together."""
     cost: int
     """1 if the turn is a fault itself."""
+    calm: bool
+    """It also comes without a fault, where nothing but refits is asked for."""
     images: dict[int, tuple[int, ServerView]]
     """Of the number of a view: the number of the view after, and that view in the codes before."""
 
@@ -83,3 +85,5 @@ class Turned:
     """The number of that server's view after."""
     price: int | None = None
     """The fewest faults at which the others were taken along; None: they were not yet."""
+    calm: bool = False
+    """It also happens without a fault."""

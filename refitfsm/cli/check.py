@@ -57,7 +57,7 @@ def check(
         typer.Option(
             "--apart",
             help="Look at each server beside what the fleet knows as one: bigger fleets and more faults,"
-            " laws of safety alone.",
+            " without the way to what breaks a law.",
         ),
     ] = False,
     planted: Annotated[
@@ -117,14 +117,15 @@ def _print(screen: Screen, policy: str, kind: Named, result: Result) -> None:
 
 
 def _print_apart(screen: Screen, policy: str, kind: Named, result: Apart) -> None:
-    verdict = "every law of safety holds"
+    verdict = "every law holds"
     if result.broken:
         verdict = f"a law may be broken: {result.broken} Search fewer servers or faults without --apart."
     elif result.entangled:
         verdict = f"servers cannot be taken apart, search without --apart: {result.entangled}"
     screen.line(
         f"{policy} ({kind.name}): {result.states:,} states of a server in {result.situations:,} situations"
-        f" of the fleet, {result.steps:,} steps, {result.seconds:.1f} s: {verdict}"
+        f" of the fleet, {result.steps:,} steps and {result.calm:,} calm ones, {result.seconds:.1f} s:"
+        f" {verdict}"
     )
 
 
