@@ -7,6 +7,7 @@ trouble; nothing is issued outside the open cycle or after its time.
 
 from collections.abc import Mapping
 
+from refitfsm.audit.asked import Asked, answer
 from refitfsm.audit.broken import Broken
 from refitfsm.audit.commands import check_command
 from refitfsm.model.fitness import differing_checksums, unfit
@@ -15,7 +16,7 @@ from refitfsm.model.records import FleetRecord, InputKind, InputRecord, ServerRe
 from refitfsm.model.row import Verdict
 from refitfsm.model.rules import FailurePolicy, Rules
 from refitfsm.model.states import Condition, Gate, ServerState
-from refitfsm.model.values import REQUESTS, Event, EventName, ServerView
+from refitfsm.model.values import REQUESTS, Event, EventName, Facts, ServerView
 
 _REQUESTS = frozenset(REQUESTS)
 
@@ -113,12 +114,22 @@ class CycleAudit:
             raise Broken(f"version {self.serving} was served, not {record.serving_before}")
         if record.turn is not Turn.COMMITTED and record.serving_after != self.serving:
             raise Broken(f"the version that is served moves at a commit, not at {record.turn}")
-        if record.reason and record.turn in (Turn.OPENED, Turn.COMMITTED, Turn.CLOSED):
+        if record.reason and record.turn in (Turn.COMMITTED, Turn.CLOSED):
             raise Broken(f"{record.turn} has no reason of its own")
+        if self._given is not None and record.turn in (Turn.OPENED, Turn.REFUSED, Turn.ABSORBED):
+            self._check_answer(record, self._given)
         getattr(self, f"_{record.turn.value}")(record, at_s)
         self.turns[record.turn] += 1
         self.serving = record.serving_after
         self._trouble = None
+
+    def _check_answer(self, record: FleetRecord, request: InputRecord) -> None:
+        """A request is answered as the fleet was when it came."""
+        facts = Facts(self.serving, self.cycle.id if self.cycle else 0, self.serving_push)
+        views = tuple(view for _, view in sorted(self.views.items()))
+        turn, reason = answer(Asked(request, views, facts, self._staged, self.rules))
+        if (record.turn, record.reason) != (turn, reason):
+            raise Broken(f"{request.goal} is to be {turn} here ({reason or 'no rule forbids it'})")
 
     def _refused(self, record: FleetRecord, _at_s: float) -> None:
         self._becomes(record, self.cycle)

@@ -8,7 +8,19 @@ from typing import Annotated, cast
 import typer
 
 from refitfsm import __version__
-from refitfsm.cli import audit, check, demo, doctor, graph, mutants, replay, run, sim_server, simulate
+from refitfsm.cli import (
+    audit,
+    check,
+    corrupt,
+    demo,
+    doctor,
+    graph,
+    mutants,
+    replay,
+    run,
+    sim_server,
+    simulate,
+)
 from refitfsm.cli.show import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, error_line
 from refitfsm.errors import RefitError
 
@@ -67,6 +79,7 @@ for name, module, function in (
     app.command(name, help=module.HELP, epilog=module.EXAMPLES)(function)
 audit_app.command("verify", help=audit.HELP, epilog=audit.EXAMPLES)(audit.verify)
 audit_app.command("replay", help=replay.HELP, epilog=replay.EXAMPLES)(replay.replay)
+audit_app.command("corrupt", help=corrupt.HELP, epilog=corrupt.EXAMPLES)(corrupt.run)
 app.add_typer(audit_app, name="audit")
 
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[2])

@@ -91,3 +91,17 @@ def test_a_run_is_decided_again(cli: Cli, audit: Path) -> None:
     assert told.object["difference"]
     audit.write_text("")
     assert "is empty" in cli("audit", "replay", audit).error
+
+
+def test_corruptions_of_a_log_are_noticed(cli: Cli, audit: Path, tmp_path: Path) -> None:
+    """A table of what was done and what became of it; a log that does not hold is refused."""
+    ran = cli("audit", "corrupt", audit, "--count", "65")
+    assert ran.code == 0, ran
+    assert ran.out.splitlines()[-1].split()[:3] == ["all", "65", "65"]
+    told = cli("audit", "corrupt", audit, "--count", "65", "--json").object
+    assert told["good"] is True
+    (tmp_path / "short").write_text("".join(audit.read_text().splitlines(keepends=True)[:3]))
+    assert "too few" in cli("audit", "corrupt", tmp_path / "short").error
+    (tmp_path / "bad").write_text("x")
+    bad = cli("audit", "corrupt", tmp_path / "bad")
+    assert (bad.code, "give one that holds" in bad.error) == (2, True)
