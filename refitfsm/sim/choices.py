@@ -5,7 +5,8 @@ choices: seeded, replayed, enumerated and Hypothesis-drawn runs differ only in t
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -68,6 +69,15 @@ class Recorder:
         self.taken.append(Choice(label, options, picked))
         return picked
 
+    def script(self) -> dict[str, int]:
+        """What was not calm, by question: its label, and from the second time on ` #` and how often."""
+        script, asked = dict[str, int](), Counter[str]()
+        for choice in self.taken:
+            asked[choice.label] += 1
+            if choice.picked:
+                script[_key(choice.label, asked[choice.label])] = choice.picked
+        return script
+
 
 class DivergedError(RuntimeError):
     """A replayed run did not ask what the recorded one asked."""
@@ -109,22 +119,25 @@ class ReplayChooser:
             raise DivergedError(f"the run has ended, and {left} recorded choices were not asked for")
 
 
-class PrefixChooser:
-    """Repeats the numbers given, the highest possible where one is too high, then stays calm.
+class ScriptedChooser:
+    """Gives the answers of a script to its questions, and stays calm at all others.
 
-    For shrinking: what remains of a list that was cut is still a run, though another one.
+    For shrinking: a script of which some is left out is still a run, and what is left in it means the same.
     """
 
-    def __init__(self, picked: Sequence[int]) -> None:
-        self._picked = tuple(picked)
-        self._next = 0
+    def __init__(self, script: Mapping[str, int]) -> None:
+        """`script` is as `Recorder.script` gives it; a number too high is the highest option there is."""
+        self._script = script
+        self._asked: Counter[str] = Counter()
 
-    def choose(self, label: str, options: int) -> int:  # noqa: ARG002
-        if self._next >= len(self._picked):
-            return 0
-        picked = self._picked[self._next]
-        self._next += 1
-        return min(picked, options - 1)
+    def choose(self, label: str, options: int) -> int:
+        self._asked[label] += 1
+        return min(self._script.get(_key(label, self._asked[label]), 0), options - 1)
+
+
+def _key(label: str, number: int) -> str:
+    """A question by its label and how often that was asked."""
+    return label if number == 1 else f"{label} #{number}"
 
 
 def every_run(*, runs_max: int | None = None) -> Iterator[Recorder]:

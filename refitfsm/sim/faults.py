@@ -80,6 +80,13 @@ class Fault(NamedTuple):
             return False
         return self.first <= number and (self.last is None or number <= self.last)
 
+    @property
+    def spec(self) -> str:
+        """The words that `parse_fault` reads it from."""
+        argument = f"={self.argument:g}" if self.kind in _SECONDS | _STATUS else ""
+        last = {None: "+", self.first: ""}.get(self.last, f" to {self.last}")
+        return f"{self.kind}{argument}@{self.path}:{self.first}{last}"
+
 
 class FaultSource(Protocol):
     """Says what goes wrong with each call."""

@@ -1,7 +1,7 @@
 """Judges a simulated life, and counts how often each law could have been broken."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from refitfsm.drivers.labels import version_of
@@ -20,8 +20,9 @@ LAWS: Final = {
     "no_answer_under_another_versions_label": "answers with a label of the fleet",
     "belief_is_true": "servers at rest, compared",
     "no_call_kills": "servers that met no fault that can make a call deadly",
+    "whoever_meets_no_fault_stays_usable": "servers that met no fault since the fleet was connected",
     "a_cycle_ends_in_time": "cycles asked for",
-    "the_model's_laws": "records, judged before they were acted on",
+    "laws_of_the_model": "records, judged before they were acted on",
     "a_journal_holds": "records, judged again by the auditor",
     "a_fleet_heals": "phases without faults",
 }
@@ -47,6 +48,7 @@ class Judge:
         self.at_risk: Counter[str] = Counter(dict.fromkeys(LAWS, 0))
         self._incarnations: dict[str, int] = {}
         self._struck_before: dict[str, int] = {}
+        self._deadly_before: dict[str, int] = {}
         self._judged: Counter[str] = Counter()
         """Answers that were looked at, by server."""
         self._made_by: dict[tuple[str, int, tuple[int, ...]], str] = {}
@@ -61,6 +63,7 @@ class Judge:
     def enrolled(self) -> None:
         """A fleet was made of the servers as they are now."""
         self._incarnations = {name: server.truth.incarnation for name, server in self._servers.items()}
+        self._deadly_before = {name: self._struck(name, DEADLY) for name in self._servers}
         self._struck_before = {name: self._struck(name) for name in self._servers}
 
     def look(self, fleet: Fleet, when: str) -> None:
@@ -74,6 +77,11 @@ class Judge:
             if false is not None:
                 self.found("belief_is_true", f"{when}: {false}")
             if self._struck(name) == self._struck_before[name]:
+                self.at_risk["whoever_meets_no_fault_stays_usable"] += 1
+                if not usable(view):
+                    how = f"{when}: {name} met no fault, and is {view.condition.value}: {view.reason}"
+                    self.found("whoever_meets_no_fault_stays_usable", how)
+            if self._struck(name, DEADLY) == self._deadly_before[name]:
                 self.at_risk["no_call_kills"] += 1
                 if not truth.alive:
                     self.found("no_call_kills", f"{when}: {name} died, and no fault killed it: {truth.death}")
@@ -110,6 +118,6 @@ class Judge:
                 return f"{view.server} (in truth)"
         return ""
 
-    def _struck(self, name: str) -> int:
-        """Deadly faults that befell a server."""
-        return sum(self._faults[name].struck[kind] for kind in DEADLY) if name in self._faults else 0
+    def _struck(self, name: str, kinds: Iterable[Kind] = Kind) -> int:
+        """Faults of these kinds that befell a server so far."""
+        return sum(self._faults[name].struck[kind] for kind in kinds) if name in self._faults else 0

@@ -8,13 +8,12 @@ import asyncio
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Coroutine
+from functools import partial
+from typing import Final
 
-from refitfsm import policies
 from refitfsm.audit.journal import MemoryJournal, header
 from refitfsm.audit.verify import verify
-from refitfsm.controller import Controller
 from refitfsm.drivers.push import inline
 from refitfsm.errors import (
     AuditError,
@@ -32,8 +31,9 @@ from refitfsm.sim.choices import Chooser, between
 from refitfsm.sim.chosen import ChosenFaults
 from refitfsm.sim.config import SimConfig
 from refitfsm.sim.content import digest_of, tiny_model
-from refitfsm.sim.faults import Kind
+from refitfsm.sim.faults import Fault
 from refitfsm.sim.judged import Judge
+from refitfsm.sim.played import ABORTED, AFTER_RESTART, AS_IT_WAS, COMMITTED, REFUSED, Played, Settings
 from refitfsm.sim.server import SimServer
 from refitfsm.sim.tiny import TinyWeights
 from refitfsm.sim.transport import SimTransport
@@ -48,48 +48,6 @@ _LATE_S: Final = 1.0
 _ANSWER_S: Final = 60.0
 _HEAD_START_S: Final = (0.001, 0.05)
 """What requests get before the cycle: some are done then and some are in flight."""
-
-COMMITTED, ABORTED, REFUSED = "committed", "aborted", "refused"
-AS_IT_WAS, AFTER_RESTART = "as it was", "after a restart"
-
-
-class Settings(NamedTuple):
-    """What is simulated."""
-
-    policy: policies.NamedPolicy
-    servers: int
-    cycles: int
-    kinds: Sequence[Kind]
-    """Faults there may be; empty: none."""
-    every: int
-    """One in so many calls is befallen; 2 or more."""
-    sglang_version: str = "0.5.23"
-    controls: Callable[..., Controller] = Controller
-    """The controller, with the planner that ships or another."""
-
-
-class Played(NamedTuple):
-    """How a life went. It is good when `broken` is empty."""
-
-    broken: tuple[str, ...]
-    """Laws that were broken: the law's name, then where and how."""
-    cycles: Counter[str]
-    """Refits that were asked for, by their end: committed, aborted, refused."""
-    faults: Counter[str]
-    """Calls that a fault befell, by kind."""
-    at_risk: Counter[str]
-    """How often each law was looked at where it could have been broken."""
-    restarts: int
-    """How often the whole fleet was restarted, because an error said that a server must be."""
-    healed: str
-    """How the last refit got through: `AS_IT_WAS`, no server was ever restarted, or `AFTER_RESTART`.
-    Empty: it did not."""
-    answers: int
-    records: int
-    """In all journals."""
-    journal_digest: str
-    """Equal for two lives when all lines of all their journals are."""
-    virtual_s: float
 
 
 def play(settings: Settings, chooser: Chooser) -> Played:
@@ -129,7 +87,9 @@ class _Life:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         self._faults = {
-            name: ChosenFaults(chooser, settings.kinds, every=settings.every, name=name)
+            name: ChosenFaults(
+                chooser, settings.kinds, every=settings.every, name=name, tell=partial(self._befell, name)
+            )
             for name in names
             if settings.kinds
         }
@@ -140,6 +100,8 @@ class _Life:
         self._restarts = 0
         self._healed = ""
         self._virtual_s = 0.0
+        self._script: list[str] = []
+        self._befallen: list[tuple[str, Fault]] = []
 
     async def run(self) -> None:
         """From the first connection to the last answer.
@@ -153,7 +115,7 @@ class _Life:
         except _Over:
             pass
         except InvariantViolation as error:
-            self.judge.found("the_model's_laws", str(error))
+            self.judge.found("laws_of_the_model", str(error))
         self._virtual_s = asyncio.get_running_loop().time()
 
     def played(self) -> Played:
@@ -169,7 +131,7 @@ class _Life:
             records += verified.records
             hashes.update(verified.hash.encode())
         at_risk = self.judge.at_risk
-        at_risk["the_model's_laws"] = at_risk["a_journal_holds"] = records
+        at_risk["laws_of_the_model"] = at_risk["a_journal_holds"] = records
         faults: Counter[str] = Counter()
         for each in self._faults.values():
             faults.update({kind.value: count for kind, count in each.struck.items()})
@@ -184,7 +146,18 @@ class _Life:
             records=records,
             journal_digest=hashes.hexdigest(),
             virtual_s=self._virtual_s,
+            script=tuple(self._script),
+            befallen=tuple(self._befallen),
         )
+
+    # -- script ------------------------------------------------------------------------------------
+
+    def _befell(self, name: str, fault: Fault) -> None:
+        self._befallen.append((name, fault))
+        self._note(f"{name}: {fault.spec}")
+
+    def _note(self, what: str) -> None:
+        self._script.append(f"{asyncio.get_running_loop().time():10.3f} s  {what}")
 
     # -- fleets --------------------------------------------------------------------------------------
 
@@ -220,6 +193,7 @@ class _Life:
             server.kill("restarted, as the error said")
             server.restart()
         self._restarts += 1
+        self._note("all servers are restarted")
         await asyncio.sleep(_SETTLE_S)
         try:
             return await self._connect()
@@ -249,16 +223,17 @@ class _Life:
     async def _cycle(self, fleet: Fleet, version: int) -> str:
         """Release and refit, as a trainer does that goes on whatever it is told; how the refit ended."""
         self._digests[version] = digest_of(tiny_model(version))
-        with contextlib.suppress(CycleAborted, CommandRefused):  # the refit says whether that matters
-            await self._in_time(fleet.release(), f"release before version {version}")
+        try:
+            await self._in_time(fleet.release(), "release")
+        except (CycleAborted, CommandRefused) as error:  # the refit says whether that matters
+            self._note(f"release: {error}")
         self.judge.look(fleet, f"cycle {version}, released")
         ending = COMMITTED
         try:
             await self._in_time(fleet.refit(TinyWeights(version), version), f"refit to version {version}")
-        except CycleAborted:
-            ending = ABORTED
-        except CommandRefused:
-            ending = REFUSED
+        except (CycleAborted, CommandRefused) as error:
+            ending = REFUSED if isinstance(error, CommandRefused) else ABORTED
+            self._note(f"refit to version {version}: {error}")
         self._cycles[ending] += 1
         self.judge.look(fleet, f"cycle {version}, {ending}")
         return ending
@@ -270,6 +245,7 @@ class _Life:
             _Over: it goes on.
             CycleAborted, CommandRefused: as the cycle does.
         """
+        self._note(what)
         policy = self._settings.policy.policy
         self.judge.at_risk["a_cycle_ends_in_time"] += 1
         task = asyncio.ensure_future(cycle)
@@ -288,6 +264,7 @@ class _Life:
         is lawful only while there is a server that it cannot use. After a restart all of them do, at once.
         """
         self._set_faults(False)
+        self._note("the faults are over")
         await asyncio.sleep(_SETTLE_S)
         self.judge.look(fleet, "after the faults")
         version = self._settings.cycles + 1

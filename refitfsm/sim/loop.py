@@ -149,8 +149,15 @@ def run(main: Coroutine[object, object, T], *, order: Chooser | None = None) -> 
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)
+    except LivelockError:
+        loop.set_exception_handler(_forget)  # there are tasks that cannot be ended, and that is known
+        raise
     finally:
         end(loop)
+
+
+def _forget(_loop: asyncio.AbstractEventLoop, _context: object) -> None:
+    """What is left of a run that hangs is no news."""
 
 
 def end(loop: VirtualLoop) -> None:

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from refitfsm import policies
-from refitfsm.sim.choices import Chooser, SeededChooser
+from refitfsm.sim.choices import Chooser, Recorder, SeededChooser
 from refitfsm.sim.faults import Kind
 from refitfsm.sim.judged import LAWS
-from refitfsm.sim.life import Played, Settings, play
+from refitfsm.sim.life import play
+from refitfsm.sim.planted import controls_of
+from refitfsm.sim.played import Played, Settings
+from refitfsm.sim.shrink import Shrunk, shrink
 
 UNSEEN: Final = frozenset({Kind.LIE, Kind.CORRUPT})
 """Faults that SGLang's answers do not show: servers that say they did what they did not."""
@@ -33,6 +36,8 @@ class Lives(NamedTuple):
     every: int = 0
     """One in so many calls is befallen; 0: each life draws it."""
     sglang_version: str = "0.5.23"
+    planted: str = ""
+    """The planner that is wrong on purpose; empty: the one that ships."""
 
 
 class Life(NamedTuple):
@@ -71,7 +76,15 @@ def drawn(lives: Lives, chooser: Chooser) -> Settings:
     """The settings of one life."""
     kinds = lives.kinds or [kind for kind in SEEN if chooser.choose(f"may there be {kind}", 2)]
     every = lives.every or RATES[chooser.choose("how often", len(RATES))]
-    return Settings(lives.policy, lives.servers, lives.cycles, tuple(kinds), every, lives.sglang_version)
+    return Settings(
+        lives.policy,
+        lives.servers,
+        lives.cycles,
+        tuple(kinds),
+        every,
+        lives.sglang_version,
+        controls_of(lives.planted),
+    )
 
 
 def play_seeds(lives: Lives, seeds: Sequence[int]) -> Iterator[Life]:
@@ -84,6 +97,15 @@ def play_seeds(lives: Lives, seeds: Sequence[int]) -> Iterator[Life]:
         chooser = SeededChooser(seed)
         settings = drawn(lives, chooser)
         yield Life(seed, settings, play(settings, chooser))
+
+
+def shortest(lives: Lives, seed: int, law: str) -> Shrunk:
+    """The shortest life that breaks a law, found from the one of a seed that does."""
+    chooser = SeededChooser(seed)
+    settings = drawn(lives, chooser)
+    recorder = Recorder(chooser)
+    play(settings, recorder)
+    return shrink(settings, recorder.script(), law)
 
 
 def total(lives: Sequence[Life]) -> Total:

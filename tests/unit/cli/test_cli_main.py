@@ -63,8 +63,9 @@ def test_the_commands_are_those_that_work() -> None:
         "mutants",
         "run",
         "sim-server",
+        "simulate",
     ]
-    assert sorted(root.commands["audit"].commands) == ["verify"]
+    assert sorted(root.commands["audit"].commands) == ["replay", "verify"]
 
 
 def test_version(cli: Cli) -> None:

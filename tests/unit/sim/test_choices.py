@@ -10,9 +10,9 @@ from refitfsm.sim.choices import (
     Chooser,
     DivergedError,
     DrawnChooser,
-    PrefixChooser,
     Recorder,
     ReplayChooser,
+    ScriptedChooser,
     SeededChooser,
     between,
     every_run,
@@ -48,7 +48,7 @@ def test_a_recorded_run_is_replayed(seed: int) -> None:
     again = ReplayChooser(recorder.taken)
     assert _play(again) == played
     again.finish()
-    assert _play(PrefixChooser([choice.picked for choice in recorder.taken])) == played
+    assert _play(ScriptedChooser(recorder.script())) == played
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,20 @@ def test_a_replay_that_diverges_fails(record: list[Choice]) -> None:
         _replay(record)
 
 
-def test_a_cut_list_is_still_a_run() -> None:
-    """Numbers too high are the highest there is; after the last all is calm."""
-    assert _play(PrefixChooser([1, 9])) == (1, 1, 0)
-    assert _play(PrefixChooser([])) == _play(CalmChooser())
+def test_what_a_script_leaves_out_is_calm() -> None:
+    """What is left means the same, numbers too high are the highest there is, and all else is calm."""
+    assert _play(ScriptedChooser({"next 1": 9, "first": 1})) == (1, 0, 1)
+    assert _play(ScriptedChooser({"next 1": 1})) == (0, 0)
+    assert _play(ScriptedChooser({})) == _play(CalmChooser())
+
+
+def test_a_question_that_comes_again_is_another() -> None:
+    """Answers are by how often a question was asked, too."""
+    recorder = Recorder(ReplayChooser([Choice("same", 3, picked) for picked in (0, 2, 1)]))
+    asked = [recorder.choose("same", 3) for _ in range(3)]
+    chooser = ScriptedChooser(recorder.script())
+    assert recorder.script() == {"same #2": 2, "same #3": 1}
+    assert [chooser.choose("same", 3) for _ in range(3)] == asked
 
 
 def test_every_run_is_met_once_and_the_calm_one_first() -> None:
