@@ -221,7 +221,7 @@ class Scheduler:
 
     def _leave(self) -> None:
         """The next step was launched before the last token was known; its rest outlasts the answer's way."""
-        seconds = self.draw("leave", (0.0, self._timings.decode_s[1])) + self.extra_step_s
+        seconds = self.draw("leave", (0.0, self._timings.decode_s[1] + self.extra_step_s))
         if seconds > 0:
             self.truth.leaving += 1
             asyncio.get_running_loop().call_later(seconds, self._left, self.truth.incarnation)

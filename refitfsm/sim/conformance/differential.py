@@ -1,8 +1,9 @@
 """Random sequences of calls, played to a server and to the simulator of the same release.
 
 A sequence is drawn, played to a fresh simulated server on the virtual clock, then to the server. Every
-answer, every call that is held, and every death is compared. A call that the simulated server holds is held
-by the other if it is not answered a short while later; what it answers once it is let go counts as well.
+answer, every call that is held, and every death is compared. Where it is chance what the simulated server
+does, the sequence is passed over. A call that it holds is held by the other if it is not answered a short
+while later; what it answers once it is let go counts as well.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Final, NamedTuple
 from refitfsm.drivers.transport import AnswerLost, NotSent, TransportError, Unreachable
 from refitfsm.model.states import Tag
 from refitfsm.model.values import Capabilities
-from refitfsm.sim.choices import SeededChooser
+from refitfsm.sim.choices import CalmChooser, Chooser, SeededChooser
 from refitfsm.sim.config import SimConfig
 from refitfsm.sim.conformance.calls import ASK, CALLS, DEAD, Call, made
 from refitfsm.sim.conformance.expect import Broken
@@ -27,6 +28,7 @@ from refitfsm.sim.transport import SimTransport
 
 HELD: Final = "held"
 LET_GO: Final = "let go"
+SEEDS: Final = 3
 LONGEST: Final = 10
 """Calls in a sequence."""
 SIM_PATIENCE_S: Final = 1.5
@@ -109,11 +111,23 @@ async def _ready(subject: Subject) -> None:
     await subject.well("/slow_down", {"forward_sleep_time": SLOW_S})
 
 
-def predict(calls: Sequence[Call], config: SimConfig) -> Predicted:
-    """Play a sequence to a fresh simulated server."""
+class _Slowest:
+    """Whatever may take long does."""
 
+    def choose(self, label: str, options: int) -> int:  # noqa: ARG002
+        return options - 1
+
+
+def predict(calls: Sequence[Call], config: SimConfig) -> Predicted | None:
+    """What a fresh simulated server does with a sequence; None where that is chance."""
+    choosers: tuple[Chooser, ...] = (CalmChooser(), _Slowest(), *map(SeededChooser, range(SEEDS)))
+    found = {_predict(calls, config, chooser) for chooser in choosers}
+    return found.pop() if len(found) == 1 else None
+
+
+def _predict(calls: Sequence[Call], config: SimConfig, chooser: Chooser) -> Predicted:
     async def life() -> Predicted:
-        server = SimServer(config, name="subject")
+        server = SimServer(config, name="subject", chooser=chooser)
         subject = Subject(SimTransport(server), TinyWeights)
         await _ready(subject)
         began = server.truth.weights.digest()
@@ -238,7 +252,7 @@ class Played(NamedTuple):
 
 
 def planned(config: SimConfig, sequences: int, *, first: int = 0, deaths_max: int = 20) -> list[Sequenced]:
-    """So many sequences, of which so many kill at most: others that do are passed over.
+    """So many sequences, of which so many kill at most: others that do, or that are chance, are passed over.
 
     Args:
         first: the number of the first sequence.
@@ -247,8 +261,9 @@ def planned(config: SimConfig, sequences: int, *, first: int = 0, deaths_max: in
     deaths, number = 0, first
     while len(found) < sequences:
         calls = drawn(number)
-        each = Sequenced(number, calls, predict(calls, config))
-        if not each.kills or deaths < deaths_max:
+        predicted = predict(calls, config)
+        each = predicted and Sequenced(number, calls, predicted)
+        if each and (not each.kills or deaths < deaths_max):
             deaths += each.kills
             found.append(each)
         number += 1
