@@ -1,11 +1,12 @@
 """Plays a scenario on the virtual clock: its steps in turn, then what must and must not have been seen."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
+from refitfsm.controller import Controller
 from refitfsm.drivers.transport import NotSent, TransportError
 from refitfsm.errors import (
     CommandRefused,
@@ -19,7 +20,7 @@ from refitfsm.errors import (
 from refitfsm.generation import Generation
 from refitfsm.reports import CycleReport
 from refitfsm.sim import scenario_steps as steps
-from refitfsm.sim.loop import run
+from refitfsm.sim.loop import DeadlockError, LivelockError, run
 from refitfsm.sim.scenario import Play, Scenario
 from refitfsm.sim.scenario_sights import LAWS, Sight, Wanted
 from refitfsm.sim.scenario_weights import HandWeights, TrainerWeights
@@ -74,10 +75,19 @@ def tell(scenario: Scenario) -> Told:
     )
 
 
-def play(scenario: Scenario, part: Play) -> Played:
-    """Play one play of a scenario. Errors are those of `tell`."""
+def play(scenario: Scenario, part: Play, controls: Callable[..., Controller] = Controller) -> Played:
+    """Play one play of a scenario. Errors are those of `tell`.
+
+    Args:
+        scenario: it.
+        part: its `by_hand` or its `fleet`.
+        controls: makes the fleets' controllers; a check may give them another planner.
+    """
+    player = _Player(scenario, part, controls)
     try:
-        return run(_Player(scenario, part).play())
+        return run(player.play())
+    except (DeadlockError, LivelockError) as error:
+        return Played((f"must never be seen: something_never_ends: {error}",), player.seen, LIMIT_S)
     except ConfigError as error:
         if not scenario.open:
             raise
@@ -85,16 +95,22 @@ def play(scenario: Scenario, part: Play) -> Played:
 
 
 class _Player:
-    def __init__(self, scenario: Scenario, part: Play) -> None:
+    def __init__(self, scenario: Scenario, part: Play, controls: Callable[..., Controller]) -> None:
         self._scenario = scenario
+        self._controls = controls
         self._part = part
         self._is_fleet = part is scenario.fleet
         self._wrong: list[str] = []
         self._beside: list[asyncio.Task[None]] = []
 
+    @property
+    def seen(self) -> tuple[Sight, ...]:
+        """So far."""
+        return tuple(self._world.seen)
+
     async def play(self) -> Played:
         try:
-            self._world = World(self._scenario, self._part)
+            self._world = World(self._scenario, self._part, self._controls)
         except ValueError as error:
             raise ConfigError(f"scenario {self._scenario.name}: {error}") from error
         await self._go_through(self._part.steps)
@@ -105,9 +121,7 @@ class _Player:
             owner.live = False
             await owner.fleet.shutdown()
         self._world.judge_journals()
-        return Played(
-            (*self._wrong, *self._judged()), tuple(self._world.seen), asyncio.get_running_loop().time()
-        )
+        return Played((*self._wrong, *self._judged()), self.seen, asyncio.get_running_loop().time())
 
     async def _go_through(self, given: Sequence[steps.AnyStep]) -> None:
         for number, step in enumerate(given, 1):
@@ -145,6 +159,8 @@ class _Player:
             self._world.note("something_never_ends", f"step {number}, {_name(step)}")
         except InvariantViolation as error:
             self._world.note("law_is_broken", f"step {number}, {_name(step)}: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is no way for a call to end
+            self._world.note("odd_error", f"step {number}, {_name(step)}: {error!r}")
 
     async def _settle(self) -> None:
         tasks, self._beside = self._beside, []

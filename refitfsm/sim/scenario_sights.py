@@ -13,6 +13,7 @@ LAWS: Final[Mapping[str, str]] = {
     "other_version_answers": "An answer is made by another version than the fleet serves.",
     "belief_is_false": "What a controller believes of a server at rest is not so.",
     "law_is_broken": "A controller stops because one of its own laws is broken.",
+    "odd_error": "A call to a fleet raises something that is no error of its own.",
     "journal_does_not_hold": "The verifier refuses the journal.",
     "something_never_ends": "A call to a fleet does not end.",
     "loan_is_not_returned": "What was lent to a server that took it is never settled.",
@@ -39,6 +40,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "trainer_has_no_room": "A GPU does not have the memory that a process takes.",
     "serving_at_the_end": "At the end: how many servers admit requests.",
     "paused_at_the_end": "At the end: a server that lives and is paused.",
+    "session_at_the_end": "At the end: a server that lives and has an update session open.",
 }
 """What may be seen beside, and is neither good nor bad by itself."""
 

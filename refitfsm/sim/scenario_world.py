@@ -1,17 +1,19 @@
 """Where a scenario is played: servers with their truth, fleets with their beliefs, and what was seen."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from refitfsm import policies
 from refitfsm.audit.journal import MemoryJournal, header
 from refitfsm.audit.verify import verify
+from refitfsm.controller import Controller
 from refitfsm.drivers.push import inline
 from refitfsm.drivers.transport import Reply
 from refitfsm.errors import AuditError
 from refitfsm.fleet import Fleet
 from refitfsm.model.fleet import admits
-from refitfsm.model.states import Condition
+from refitfsm.model.states import Condition, Tag
+from refitfsm.model.values import ServerView
 from refitfsm.policies import NamedPolicy
 from refitfsm.servers import ServerSpec, checked_specs
 from refitfsm.sim.choices import CalmChooser
@@ -30,7 +32,7 @@ from refitfsm.sim.transport import SimTransport
 OWN_DEATH = "killed by the scenario"
 _DEATHS_BY_FAULT = ("fault at ", "fault after ")
 _STARTED = "2026-01-01T00:00:00+00:00"
-_SHOWN_BYTES = 200
+_SHOWN = 100
 
 
 class LedgerMeter:
@@ -91,7 +93,10 @@ class Watched(SimTransport):
 
     async def request(self, method: str, path: str, body: bytes | None = None) -> Reply:
         """As `SimTransport.request`."""
-        shown = (body or b"")[:_SHOWN_BYTES].decode(errors="replace")
+        self._world.look()
+        shown = (body or b"").decode(errors="replace")
+        if len(shown) > 2 * _SHOWN:
+            shown = f"{shown[:_SHOWN]} ... {shown[-_SHOWN:]}"  # what is between are weights
         self._world.note("call_is_sent", f"{self.server.name} {method} {path} {shown}".rstrip())
         try:
             return await super().request(method, path, body)
@@ -102,7 +107,10 @@ class Watched(SimTransport):
 class World:
     """Make it inside a running virtual loop. The weights of version `v` are the tiny model of seed `v`."""
 
-    def __init__(self, scenario: Scenario, play: Play) -> None:
+    def __init__(
+        self, scenario: Scenario, play: Play, controls: Callable[..., Controller] = Controller
+    ) -> None:
+        self._controls = controls
         self.policy = policies.changed(policies.load(scenario.policy), scenario.policy_with)
         given = scenario.servers
         self.ledger = GpuLedger(given.gpu_bytes)
@@ -151,6 +159,7 @@ class World:
             journal=journal,
             gpus={name: self._gpus.get(server, ()) for name, server in behind.items()},
             aside=inline,
+            controls=self._controls,
             meter=LedgerMeter(self.ledger) if self._measured else None,
         )
         owner = self.owners[f"{step.by}/{run}"] = Owner(run, fleet, journal, behind)
@@ -214,6 +223,8 @@ class World:
         for name, server in self.servers.items():
             if server.truth.alive and server.truth.gate_closed:
                 self.note("paused_at_the_end", name)
+            if server.truth.alive and server.truth.session is not None:
+                self.note("session_at_the_end", name)
 
     def judge_journals(self) -> None:
         """Let the auditor judge what the controllers wrote down."""
@@ -274,6 +285,17 @@ class World:
                 if view.condition is Condition.QUARANTINED:
                     self.note("server_is_quarantined", view.server)
             owner.conditions[view.server] = view.condition
+            self._look_at_cache(owner, view)
+
+    def _look_at_cache(self, owner: Owner, view: ServerView) -> None:
+        """A cache that is believed empty is, as long as the server is paused."""
+        truth = self.servers[owner.behind[view.server]].truth
+        same = truth.alive and truth.incarnation == owner.incarnations[view.server]
+        sure = view.condition is Condition.HEALTHY and view.paused and Tag.KV_CACHE in view.resident
+        if same and sure and view.kv_epoch is None and len(truth.kv):
+            self.note(
+                "belief_is_false", f"{view.server}: cache: believed empty, truly {len(truth.kv)} entries"
+            )
 
 
 def _shown(answer: Answer, versions: Mapping[str, int]) -> str:

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from refitfsm import ConfigError
-from refitfsm.sim.scenario import files, load, loads
+from refitfsm.sim.scenario import loads
 from refitfsm.sim.scenario_play import tell
+from tests.support.scenarios import FILES, GROUP, told
 
-FOLDER = Path(__file__).parents[2] / "simulations"
-FILES = files(FOLDER)
+pytestmark = pytest.mark.xdist_group(GROUP)
+
 PLAIN = """
 name = "plain"
 ids = ["X1"]
@@ -17,7 +18,7 @@ shows = "Nothing in particular."
 """
 
 
-def told(text: str) -> tuple[str, ...]:
+def wrong(text: str) -> tuple[str, ...]:
     """What is wrong with a scenario, given the rest of its text."""
     return tell(loads(PLAIN + text)).wrong
 
@@ -25,12 +26,12 @@ def told(text: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_scenario_holds(path: Path) -> None:
     """What must be seen is seen, what must not be is not; one that is marked open does not pass."""
-    assert tell(load(path)).wrong == ()
+    assert told(path).wrong == ()
 
 
 def test_a_law_that_is_broken_is_found() -> None:
     """Laws need not be named: a server that lies about its release is believed, and that is seen."""
-    wrong = told(
+    found = wrong(
         """
         [fleet]
         faults = { s0 = ["lie@release"] }
@@ -38,26 +39,26 @@ def test_a_law_that_is_broken_is_found() -> None:
         sometimes = ["cycle_commits"]
         """
     )
-    assert any("belief_is_false: s0: resident" in words for words in wrong)
+    assert any("belief_is_false: s0: resident" in words for words in found)
 
 
 def test_what_never_happens_is_missed() -> None:
     """A sight that must sometimes be seen, and is not, fails the scenario."""
     steps = '[fleet]\nsteps = [{ do = "connect" }]\nsometimes = ["version_is_served: 1"]'
-    assert told(steps) == ("was never seen: version_is_served: 1",)
+    assert wrong(steps) == ("was never seen: version_is_served: 1",)
 
 
 def test_a_fault_that_befalls_nothing_is_an_error() -> None:
     """Whoever writes a fault means it to happen."""
     text = '[fleet]\nsteps = [{ do = "connect" }]\nfaults = { s1 = ["kill@push:3"] }\nnever = ["server_dies"]'
-    assert told(text) == ("befell no call: the fault kill@push:3 of s1",)
+    assert wrong(text) == ("befell no call: the fault kill@push:3 of s1",)
 
 
 def test_an_open_scenario_that_passes_is_an_error() -> None:
     """The mark is taken away once it is not so any more."""
     text = 'open = "not yet"\n[fleet]\nsteps = [{ do = "connect" }]\nnever = ["server_dies"]'
-    assert len(told(text)) == 1
-    assert "take the mark away" in told(text)[0]
+    assert len(wrong(text)) == 1
+    assert "take the mark away" in wrong(text)[0]
 
 
 @pytest.mark.parametrize(
