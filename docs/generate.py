@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the pages of docs/reference that say what the code says, and the diagram in the README.
+"""Writes the pages of docs/reference that say what the code says, and what is generated in two READMEs.
 
 python docs/generate.py            write them
 python docs/generate.py --check    list those that are stale, and exit 1 if there are any
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pages import rules, surface
+from pages import rules, scenarios, surface
 
 ROOT = Path(__file__).resolve().parent.parent
 DIAGRAM_BEGIN, DIAGRAM_END = "<!-- state diagram: begin -->", "<!-- state diagram: end -->"
@@ -39,6 +39,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/state-diagram.md": rules.diagram_page,
     "README.md": readme,
     "docs/reference/cli.md": surface.cli_page,
+    "docs/reference/scenarios.md": scenarios.scenarios_page,
+    "simulations/README.md": scenarios.readme,
 }
 """Each generated file and what makes it."""
 

@@ -13,7 +13,6 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from refitfsm.errors import ConfigError
-from refitfsm.sim.config import SimConfig
 from refitfsm.sim.faults import Fault, parse_fault
 from refitfsm.sim.scenario_sights import LAWS, Wanted
 from refitfsm.sim.scenario_steps import AnyStep, Arm, Connect, FleetStep, OfServer, Raw, flat
@@ -31,21 +30,27 @@ PATHS: Final = {
     "continue": "/continue_generation",
 }
 """The call that makes most of a command: in a fault, `lose-answer@release` is one at that path."""
-_DEFAULT: Final = SimConfig()
 
 
 class Servers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The servers `s0`, `s1` and so on, all started alike."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    """How many."""
     sglang_version: str = "0.5.23"
+    """0.5.10 to 0.5.23; up to 0.5.20 without update sessions."""
     tp_size: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Tensor parallel ranks of each."""
     memory_saver: bool | None = None
     """Left out: as the policy needs it."""
     weights_cpu_backup: bool = False
+    """Whether weights that are released are kept on the host."""
     cuda_graph_in_saver: bool = False
+    """Whether CUDA graphs are really released, and not on the list only."""
     reads_back: bool = True
-    kv_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULT.kv_cache_bytes
+    """Whether the model's code can read tensors back."""
+    kv_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 << 20
+    """On each rank's GPU."""
     timings: Literal["fast", "measured"] = "fast"
     """`fast`: calls take no time; `measured`: what they took on an H200."""
     warm_up: bool = False
@@ -64,10 +69,13 @@ class Play(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """What is done, and what must come of it."""
 
     steps: tuple[AnyStep, ...]
+    """In turn."""
     faults: dict[str, tuple[str, ...]] = {}
     """By server, as `refitfsm.sim.faults` writes them; a command may stand in the path's place."""
     never: tuple[str, ...] = ()
+    """What must not be seen: a law or a sight, or `NAME: TEXT` with whole words that stand in it."""
     sometimes: tuple[str, ...] = ()
+    """What must be seen, written likewise."""
     unavoidable: tuple[str, ...] = ()
     """fleet: laws that no controller could keep here, such as when something delivers its call twice."""
 
@@ -76,6 +84,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """One file."""
 
     name: str
+    """What it is about, in a line."""
     ids: tuple[str, ...]
     """Of the report, the case or the defect: F09, A2, B1."""
     sources: tuple[str, ...] = ()
@@ -89,8 +98,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     open: str = ""
     """Why refitfsm does not pass it yet; empty where it does."""
     servers: Servers = Servers()
+    """How they are started; both plays have such servers of their own."""
     by_hand: Play | None = None
+    """A client without refitfsm."""
     fleet: Play | None = None
+    """The same intention through refitfsm."""
 
 
 def load(path: str | Path) -> Scenario:

@@ -99,9 +99,11 @@ class Raw(Step, frozen=True, kw_only=True):
     """One HTTP call to a server, past every fleet."""
 
     server: str
+    """To whom."""
     answers: int | Literal["lost", "refused", "timeout"] | None = None
     """The status that has to come, or how there is to be none. Left out: whatever comes."""
     timeout_s: Seconds = 600.0
+    """How long its answer is waited for."""
 
 
 class Call(Raw, tag="call", frozen=True, kw_only=True):
@@ -130,6 +132,7 @@ class Push(Raw, tag="push", frozen=True, kw_only=True):
     label: bool = True
     """Send the version with the last of the chunks."""
     flush_cache: bool = False
+    """Whether the server flushes in the same call."""
     payloads: Count | None = None
     """How many are sent, one a rank; left out: one for each rank."""
 
