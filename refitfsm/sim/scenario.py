@@ -15,7 +15,7 @@ import msgspec
 from refitfsm.errors import ConfigError
 from refitfsm.sim.faults import Fault, parse_fault
 from refitfsm.sim.scenario_sights import LAWS, Wanted
-from refitfsm.sim.scenario_steps import AnyStep, Arm, Connect, FleetStep, OfServer, Raw, flat
+from refitfsm.sim.scenario_steps import AnyStep, Arm, Connect, FleetStep, GiveBack, OfServer, Raw, Take, flat
 
 PATHS: Final = {
     "enrol": "/update_weight_version",
@@ -92,7 +92,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     shows: str
     """What it is about, in a sentence or two."""
     policy: str = "colocated"
-    """A shipped policy's name, or a path."""
+    """A shipped policy's name, or a path as seen from the file."""
     policy_with: dict[str, object] = {}
     """Keys of the policy that are other here."""
     open: str = ""
@@ -116,7 +116,10 @@ def load(path: str | Path) -> Scenario:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"scenario {path}: cannot be read: {error}") from error
-    return loads(text, str(path))
+    scenario = loads(text, str(path))
+    if scenario.policy.endswith(".toml"):
+        return msgspec.structs.replace(scenario, policy=str(path.parent / scenario.policy))
+    return scenario
 
 
 def loads(text: str, where: str = "given") -> Scenario:
@@ -173,6 +176,7 @@ def _wrong(scenario: Scenario) -> str:
             for words in (*given, *(step.fault for step in flat(play.steps) if isinstance(step, Arm))):
                 fault_of(words)
             _check_names(play, names)
+            _check_gpus(play, scenario.servers)
     except ValueError as error:
         return str(error)
     return _misplaced(scenario)
@@ -201,3 +205,11 @@ def _check_names(play: Play, names: set[str]) -> None:
     for name in (*named, *play.faults):
         if name not in names:
             raise ValueError(f"there is no server {name!r}; there are {', '.join(sorted(names))}")
+
+
+def _check_gpus(play: Play, servers: Servers) -> None:
+    """Raises ValueError where a GPU is named that no server stands on."""
+    there = {gpu for ranks in servers.gpus.values() for gpu in ranks}
+    for step in flat(play.steps):
+        if isinstance(step, Take | GiveBack) and step.gpu not in there:
+            raise ValueError(f"there is no GPU {step.gpu!r}; there are {', '.join(sorted(there)) or 'none'}")

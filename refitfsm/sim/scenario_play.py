@@ -22,7 +22,7 @@ from refitfsm.reports import CycleReport
 from refitfsm.sim import scenario_steps as steps
 from refitfsm.sim.loop import DeadlockError, LivelockError, run
 from refitfsm.sim.scenario import Play, Scenario
-from refitfsm.sim.scenario_sights import LAWS, Sight, Wanted
+from refitfsm.sim.scenario_sights import LAWS, OF_EVERYBODY, Sight, Wanted
 from refitfsm.sim.scenario_weights import HandWeights, TrainerWeights
 from refitfsm.sim.scenario_world import OWN_DEATH, Owner, World
 
@@ -134,12 +134,15 @@ class _Player:
     def _judged(self) -> list[str]:
         """What was seen and must not be, and what was not seen."""
         seen, part = self._world.seen, self._part
-        laws = [law for law in LAWS if law not in part.unavoidable] if self._is_fleet else []
+        everywhere = LAWS if self._is_fleet else OF_EVERYBODY
+        laws = [law for law in everywhere if law not in part.unavoidable]
         forbidden = [Wanted.of(written) for written in dict.fromkeys((*part.never, *laws))]
         found = [sight for wanted in forbidden if (sight := wanted.first(seen)) is not None]
         wrong = [f"must never be seen: {sight}" for sight in sorted(found)]
         missed = [written for written in part.sometimes if Wanted.of(written).first(seen) is None]
         wrong += [f"was never seen: {written}" for written in missed]
+        needless = [law for law in part.unavoidable if Wanted(law).first(seen) is None]
+        wrong += [f"is called unavoidable and was not seen: {law}" for law in needless]
         for server, faults in self._world.faults.items():
             idle = [words for words, plan in faults.plans if not plan.struck]
             wrong += [f"befell no call: the fault {words} of {server}" for words in idle]
@@ -300,6 +303,7 @@ class _Player:
             came = "lost"
         except TimeoutError:
             came = "timeout"
+            self._world.note("call_has_no_answer", f"{step.server} {path}")
         if step.answers not in (None, came):
             self._wrong.append(f"step {number}, {path} to {step.server}: {came} came, not {step.answers}")
 

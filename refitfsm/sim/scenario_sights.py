@@ -13,16 +13,20 @@ LAWS: Final[Mapping[str, str]] = {
     "other_version_answers": "An answer is made by another version than the fleet serves.",
     "belief_is_false": "What a controller believes of a server at rest is not so.",
     "law_is_broken": "A controller stops because one of its own laws is broken.",
-    "odd_error": "A call to a fleet raises something that is no error of its own.",
+    "odd_error": "A step raises something that is no error of a fleet.",
     "journal_does_not_hold": "The verifier refuses the journal.",
-    "something_never_ends": "A call to a fleet does not end.",
+    "something_never_ends": "A step does not end.",
     "loan_is_not_returned": "What was lent to a server that took it is never settled.",
 }
 """What may never be seen where a fleet is played, whatever its scenario says."""
 
+OF_EVERYBODY: Final = ("odd_error", "something_never_ends")
+"""Laws that hold by hand as well: where they do not, the scenario is wrong."""
+
 EVENTS: Final[Mapping[str, str]] = {
     "call_is_sent": "A call: SERVER METHOD PATH BODY.",
     "answer_is_made": "Whoever asked for it: SERVER VERSION, by the weights that made it, or unpublished.",
+    "call_has_no_answer": "A call by hand, in the time that it is waited for: SERVER PATH.",
     "fault_strikes": "A fault befalls a call: SERVER FAULT PATH.",
     "server_dies": "A server is gone, whatever killed it: SERVER CAUSE.",
     "server_drops_out": "A cycle goes on without a server: SERVER REASON.",
