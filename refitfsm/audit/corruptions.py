@@ -16,6 +16,8 @@ from refitfsm.audit.lines import (
     ServerBody,
     chain,
     changes_of,
+    event_of,
+    facts_of,
     guards_of,
     line_of,
     read_body,
@@ -63,6 +65,10 @@ class Victim:
         self.lines = list(lines)
         self.bodies = [_body(line) for line in self.lines]
         self.seen = _seen(self.bodies)
+        self.places: dict[Plain, list[int]] = {}
+        """Of the lines of each kind."""
+        for at, body in enumerate(self.bodies):
+            self.places.setdefault(body["kind"], []).append(at)
 
     def says_otherwise(self, changed: Lines) -> bool:
         """Whether lines say something else, whatever their hashes. Not all edits do: a set has no order."""
@@ -76,6 +82,9 @@ class Victim:
         return dice.randrange(1, len(self.lines))
 
 
+_NOTHING: Final = msgspec.Raw()
+
+
 def _meaning(line: bytes) -> object:
     """What a line says, apart from its hash; of one that says nothing, its bytes."""
     try:
@@ -85,8 +94,9 @@ def _meaning(line: bytes) -> object:
         body = read_body(data)
         if not isinstance(body, ServerBody):
             return body
-        rest = body._replace(guards=msgspec.Raw(), changed=None)
-        return rest, guards_of(bytes(body.guards)), changes_of(body)
+        event, facts = event_of(bytes(body.event)), facts_of(bytes(body.facts))
+        same = body._replace(event=_NOTHING, facts=_NOTHING, guards=_NOTHING, changed=None)
+        return same, event, facts, guards_of(bytes(body.guards)), changes_of(body)
     except (ValueError, KeyError, Broken):
         return line
 
@@ -261,10 +271,11 @@ def _seen(bodies: Sequence[Body]) -> Mapping[Path, list[Plain]]:
 
 
 def _edited(victim: Victim, dice: random.Random) -> Made:
-    """One value of one line is another."""
-    at = dice.randrange(len(victim.bodies))
+    """One value of one line is another. Each kind of line and each of its fields as often as another."""
+    at = dice.choice(victim.places[dice.choice(tuple(victim.places))])
     body = msgspec.json.decode(msgspec.json.encode(victim.bodies[at]))
-    path, old = dice.choice([leaf for leaf in _leaves(body) if leaf[0]])
+    field = dice.choice(tuple(body))
+    path, old = dice.choice(list(_leaves(body[field], (field,))))
     inside = body
     for part in path[:-1]:
         inside = inside[part]

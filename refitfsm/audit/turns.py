@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from refitfsm.audit.asked import Asked, answer
 from refitfsm.audit.broken import Broken
-from refitfsm.audit.commands import check_command
+from refitfsm.audit.commands import CommandAudit
 from refitfsm.model.fitness import differing_checksums, unfit
 from refitfsm.model.fleet import OF_A_VERSION, WITHOUT_COMMIT, Cycle, Goal, Phase, usable
 from refitfsm.model.records import FleetRecord, InputKind, InputRecord, ServerRecord, Turn
@@ -26,6 +26,7 @@ class CycleAudit:
 
     def __init__(self, rules: Rules, views: Mapping[str, ServerView]) -> None:
         self.rules = rules
+        self._commands = CommandAudit(rules)
         self.views = views
         self.serving = 0
         self.serving_push = 0
@@ -95,7 +96,7 @@ class CycleAudit:
             raise Broken(f"{name}: {record.event.name} was issued after it dropped out")
         if at_s >= cycle.closes_s:
             raise Broken(f"{name}: {record.event.name} was issued past the end of cycle {cycle.id}")
-        check_command(record.before, record.event, cycle, self.rules, at_s)
+        self._commands.check(record.before, record.event, cycle, at_s)
 
     def _check_uncommitted(self, record: ServerRecord) -> None:
         cycle = self.cycle
