@@ -22,6 +22,8 @@ from refitfsm.audit.lines import (
     ServerBody,
     body_of,
     changes_of,
+    event_of,
+    facts_of,
     guards_of,
     read_body,
     read_header,
@@ -232,7 +234,7 @@ def _given(step: Sequence[_Line]) -> tuple[Input, Sequence[_Line]]:
     if isinstance(first, InputBody):
         return input_of(InputRecord(*first[3:])), step[1:]
     if isinstance(first, ServerBody):
-        return ServerEvent(first.server, first.event), step
+        return ServerEvent(first.server, event_of(bytes(first.event))), step
     raise Broken("the step has no input")
 
 
@@ -245,8 +247,8 @@ def _is_same(body: object, record: Record) -> bool:
     return (
         (body.server, body.verdict, body.row, body.rule)
         == (after.server, record.verdict, record.row, record.rule)
-        and body.event == record.event
-        and body.facts == record.facts
+        and event_of(bytes(body.event)) == record.event
+        and facts_of(bytes(body.facts)) == record.facts
         and guards_of(bytes(body.guards)) == record.guards
         and all(getattr(after, name) == value for name, value in changes.items())
         and len(changes) == sum(map(ne, record.before, after))

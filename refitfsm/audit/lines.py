@@ -102,8 +102,10 @@ class ServerBody(NamedTuple):
     at_s: float
     step: int
     server: str
-    event: Event
-    facts: Facts
+    event: msgspec.Raw
+    """See `event_of`."""
+    facts: msgspec.Raw
+    """See `facts_of`."""
     verdict: Verdict
     row: str
     guards: msgspec.Raw
@@ -157,6 +159,7 @@ def read_body(body: bytes) -> Body:
 
 
 _MANY = 1 << 14
+"""Values that are kept, of each kind: servers of one fleet are told the same, and say the same."""
 _GUARDS = msgspec.json.Decoder(tuple[tuple[str, bool], ...])
 
 
@@ -176,6 +179,10 @@ def _field_reader(hint: object) -> Callable[[bytes], object]:
     return lru_cache(_MANY)(lambda raw: make(decode(raw)))
 
 
+event_of = cast("Callable[[bytes], Event]", _field_reader(Event))
+"""The event of a record; ValueError if it is none."""
+facts_of = cast("Callable[[bytes], Facts]", _field_reader(Facts))
+"""What was known of the fleet; ValueError if it is no such thing."""
 _READERS = {name: _field_reader(hint) for name, hint in get_type_hints(ServerView).items()}
 
 

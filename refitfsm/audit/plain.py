@@ -114,11 +114,16 @@ def _record_wire(kind: Any, tag: str | None = None) -> Wire:
         kind.__name__, fields, forbid_unknown_fields=True, tag=tag, tag_field=tag and "kind"
     )
 
+    new, parts = tuple.__new__, msgspec.structs.astuple  # `_make` would count the fields once more
+
+    if not nested:
+        return Wire(struct, lambda data: new(kind, parts(cast("msgspec.Struct", data))))
+
     def make(data: object) -> object:
-        values = list(msgspec.structs.astuple(cast("msgspec.Struct", data)))
+        values = list(parts(cast("msgspec.Struct", data)))
         for place, inner_make, default in nested:
             found = values[place]
             values[place] = default if found is msgspec.UNSET else inner_make(found)
-        return kind._make(values)
+        return new(kind, values)
 
     return Wire(struct, make)

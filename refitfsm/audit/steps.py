@@ -18,6 +18,9 @@ _ANSWERS = (Turn.OPENED, Turn.REFUSED, Turn.ABSORBED)
 """Of a request. The last two end their step."""
 
 
+StepBody = InputBody | ServerBody | FleetBody
+
+
 class StepAudit:
     """Folds the lines. `views` are the servers' last states, kept by whoever folds the servers."""
 
@@ -34,13 +37,13 @@ class StepAudit:
         self._last: dict[bool, str] = {}
         """The last server since the cycle turned: of those decided on, and of those whose time was up."""
 
-    def take(self, body: InputBody | ServerBody | FleetBody) -> bool:
-        """A line, before what it says is folded. Whether a step begins with it."""
+    def take(self, body: StepBody, event: EventName | None) -> bool:
+        """A line before it is folded, with its event if it has one. Whether a step begins with it."""
         if body.step != self._step:
             self.end()
-            self._begin(body)
+            self._begin(body, event)
             return True
-        self._go_on(body)
+        self._go_on(body, event)
         return False
 
     def end(self) -> None:
@@ -56,7 +59,7 @@ class StepAudit:
             if late:
                 raise Broken(f"{late[0]}: its command's time was up at step {self._step}, and it is not lost")
 
-    def _begin(self, body: InputBody | ServerBody | FleetBody) -> None:
+    def _begin(self, body: StepBody, event: EventName | None) -> None:
         if body.step != self._step + 1:
             raise Broken("the steps have a gap: lines are missing, repeated or moved")
         if body.at_s < self._at_s:
@@ -65,43 +68,41 @@ class StepAudit:
         self._last.clear()
         if isinstance(body, InputBody):
             self._given, self._waits = body, True
-        elif isinstance(body, ServerBody) and body.event.name not in _DECIDED:
+        elif event is not None and event not in _DECIDED:
             self._given, self._waits = None, False
         else:
             raise Broken(f"step {body.step} begins with what somebody has to have decided")
 
-    def _go_on(self, body: InputBody | ServerBody | FleetBody) -> None:
+    def _go_on(self, body: StepBody, event: EventName | None) -> None:
         if body.at_s != self._at_s:
             raise Broken(f"step {body.step} has two times")
-        if isinstance(body, ServerBody):
-            self._check_order(body)
         if self._over or isinstance(body, InputBody):
             raise Broken(f"step {body.step} has more in it than one input leads to")
-        if isinstance(body, FleetBody):
+        if isinstance(body, ServerBody) and event is not None:
+            self._event(body.server, event)
+        elif isinstance(body, FleetBody):
             self._turn(body)
-        elif body.event.name not in _DECIDED:
-            self._event(body)
-        elif self._waits:
-            raise Broken(
-                f"{body.server}: {body.event.name} does not follow from the input of step {body.step}"
-            )
         self._waits = False
 
-    def _check_order(self, body: ServerBody) -> None:
-        """Servers come in the order of their names, so that a step has one form."""
-        decided = body.event.name in _DECIDED
-        if self._last.get(decided, "") > body.server:
-            raise Broken(f"{body.server}: its turn in step {body.step} was before that of another")
-        self._last[decided] = body.server
+    def _event(self, server: str, event: EventName) -> None:
+        """One of several in a step. Servers come in the order of their names, so that a step has one form."""
+        decided = event in _DECIDED
+        if self._last.get(decided, "") > server:
+            raise Broken(f"{server}: its turn in step {self._step} was before that of another")
+        self._last[decided] = server
+        if not decided:
+            self._check_expired(server, event)
+        elif self._waits:
+            raise Broken(f"{server}: {event} does not follow from the input of step {self._step}")
 
-    def _event(self, body: ServerBody) -> None:
-        """A second event in one step: only a tick has them, for commands whose time is up."""
+    def _check_expired(self, server: str, event: EventName) -> None:
+        """Only a tick has events within a step, for commands whose time is up."""
         tick = self._given is not None and self._given.given is InputKind.TICK
-        pending = self._views[body.server].pending if body.server in self._views else None
-        if not tick or body.event.name is not EventName.LOST or pending is None:
-            raise Broken(f"{body.server}: {body.event.name} is a step of its own")
+        pending = self._views[server].pending if server in self._views else None
+        if not tick or event is not EventName.LOST or pending is None:
+            raise Broken(f"{server}: {event} is a step of its own")
         if pending.deadline_s > self._at_s:
-            raise Broken(f"{body.server}: its command is lost before its time is up")
+            raise Broken(f"{server}: its command is lost before its time is up")
 
     def _turn(self, body: FleetBody) -> None:
         given = self._given if self._waits else None

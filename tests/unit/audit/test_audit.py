@@ -1,5 +1,7 @@
 """A journal holds or does not: nothing that was changed afterwards is accepted."""
 
+import ast
+import inspect
 import random
 import re
 import resource
@@ -13,9 +15,10 @@ from refitfsm import policies
 from refitfsm.audit.journal import FileJournal, MemoryJournal, header
 from refitfsm.audit.lines import GENESIS, chain, line_of
 from refitfsm.audit.plain import build, plain
-from refitfsm.audit.verify import verify, verify_file
+from refitfsm.audit.verify import READ_BY_LAWS, verify, verify_file
 from refitfsm.errors import AuditError
-from refitfsm.model.fleet import FleetView, Goal
+from refitfsm.model import laws
+from refitfsm.model.fleet import FleetView, Goal, holds_served
 from refitfsm.model.records import Written
 from refitfsm.model.values import DONE, Capabilities, CommandKind, Event, EventName, Report, ServerView
 from refitfsm.planner.cycle import Decision, ServerEvent, decide
@@ -303,3 +306,23 @@ def test_a_forged_input_is_found_even_with_fitting_hashes(lines: list[bytes], ol
         forged = lines[index].replace(old, new, 1)
         with pytest.raises(AuditError):
             verify(rechained([*lines[:index], forged, *lines[index + 1 :]]))
+
+
+def test_the_verifier_looks_at_all_that_laws_read() -> None:
+    """Views that differ in nothing a law reads are judged once: so each field that one reads has to count."""
+    sources = [inspect.getsource(laws), inspect.getsource(holds_served)]
+    read = {
+        node.attr
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "view"
+    }
+    assert read - {"pending", "capabilities"} <= set(READ_BY_LAWS)
+    below = {
+        (node.value.attr, node.attr)
+        for node in ast.walk(ast.parse(sources[0]))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)
+    }
+    assert {attr for base, attr in below if base == "capabilities"} == {"weights_backup"}
+    assert {attr for base, attr in below if base == "pending"} == {"command"}
+    assert {attr for base, attr in below if base == "command"} == {"kind"}
