@@ -13,7 +13,6 @@ from refitfsm.model.row import Verdict
 from refitfsm.model.states import ALL_TAGS, Condition, ContentKind, Gate, ServerState, Tag
 from refitfsm.model.values import (
     DONE,
-    NOTHING_REPORTED,
     REQUESTS,
     Capabilities,
     Command,
@@ -75,6 +74,19 @@ def _session_is_due(view: ServerView, _command: Command, step: Step) -> bool:
     return view.session == (step.event.cycle if view.capabilities.sessions else 0)
 
 
+def _chunk_is_due(view: ServerView, command: Command, step: Step) -> bool:
+    if command.chunk == 0:
+        return command.chunks > 0
+    done, whole = command.chunk, command.chunks
+    expected = Content(ContentKind.PARTIAL, command.version, step.event.cycle, done, whole)
+    return done < whole and view.content == expected
+
+
+def _may_go_on(view: ServerView, _command: Command, _step: Step) -> bool:
+    fits = view.kv_epoch in (None, view.content.version)
+    return view.everything_resident and view.session == 0 and view.content.proved and fits
+
+
 _FITS: tuple[tuple[frozenset[CommandKind], _Fits], ...] = (
     (frozenset(CommandKind), lambda v, _c, _s: v.pending is None),
     (frozenset(CommandKind), lambda v, _c, _s: v.condition not in (Condition.SUSPECT, Condition.RETIRED)),
@@ -92,16 +104,22 @@ _FITS: tuple[tuple[frozenset[CommandKind], _Fits], ...] = (
         frozenset({CommandKind.RESUME}),
         lambda v, c, _s: c.tags == {Tag.WEIGHTS} or (_whole(v) and v.content.proved and v.session == 0),
     ),
+    (
+        frozenset({CommandKind.RESUME}),
+        lambda v, c, _s: c.tags == {Tag.WEIGHTS} or Tag.WEIGHTS in v.resident,
+    ),
     (_OF_WEIGHTS, lambda v, _c, _s: Tag.WEIGHTS in v.resident),
     (frozenset({CommandKind.BEGIN}), lambda v, _c, _s: v.capabilities.sessions and v.session == 0),
     (frozenset({CommandKind.PUSH}), _session_is_due),
     (frozenset({CommandKind.PUSH}), lambda _v, c, s: c.version > s.facts.serving_version),
+    (frozenset({CommandKind.PUSH}), _chunk_is_due),
     (frozenset({CommandKind.END}), lambda v, _c, _s: v.session != 0),
     (frozenset({CommandKind.VERIFY}), lambda v, _c, _s: v.session == 0 and _whole(v)),
     (
         frozenset({CommandKind.CONTINUE}),
         lambda v, c, s: holds_served(v, s.facts) and c.version == s.facts.serving_version,
     ),
+    (frozenset({CommandKind.CONTINUE}), _may_go_on),
 )
 """How a server has to be where a command is sent to it."""
 
@@ -174,6 +192,16 @@ def _is_believed(step: Step) -> bool:
     return means is None or command is None or means(step.after, command, step.event)
 
 
+def _is_of_others(step: Step, command: Command) -> bool:
+    """Whether an answer says that a session is not ours, or is ours no more.
+
+    One that opens once this cycle has written was not left over from before: that is no news.
+    """
+    opened = step.event.report.session_open and command.kind is CommandKind.BEGIN
+    closed = step.event.report.session_closed and command.kind is CommandKind.END
+    return closed or (opened and step.before.content.cycle != step.event.cycle)
+
+
 _DESTINATIONS = {
     EventName.RELEASED: ServerState.RELEASED,
     EventName.RESUMED: ServerState.WEIGHTS_STAGED,
@@ -194,7 +222,8 @@ def _destination(step: Step, command: Command) -> ServerState:
     dirty = before.kv_epoch is not None
     if event.name is EventName.PAUSED and before.state is ServerState.KV_REBUILT and dirty:
         return ServerState.WEIGHTS_STAGED
-    if event.name is EventName.REFUSED and step.after.session == -1:
+    opened = event.name is EventName.REFUSED and command.kind is CommandKind.BEGIN
+    if opened and _is_of_others(step, command):
         return ServerState.WEIGHTS_STAGED
     if event.name is EventName.ENROLLED and not event.report.paused:
         return ServerState.SERVING
@@ -210,6 +239,17 @@ def _in_doubt(before: ServerView, means: LostMeans) -> ServerState:
 
 def _leads_on(step: Step) -> bool:
     return step.answered is None or step.after.state is _destination(step, step.answered)
+
+
+def _is_expected(before: ServerView, event: Event) -> bool:
+    pending = before.pending
+    if pending is None or (event.cycle, event.seq) != (pending.cycle, pending.seq):
+        return False
+    return event.name in _BAD or event.name is DONE[pending.command.kind]
+
+
+def _is_of_what_is_in_flight(step: Step) -> bool:
+    return step.event.name not in _ANSWERS or _is_expected(step.before, step.event)
 
 
 def _ends_its_command(step: Step) -> bool:
@@ -239,7 +279,9 @@ def _doubts(step: Step) -> bool:
 
 def _changed_nothing(step: Step) -> bool:
     command, before, event = step.answered, step.before, step.event
-    if command is None or event.name not in _BAD or event.report != NOTHING_REPORTED:
+    if command is None or event.name not in _BAD:
+        return True
+    if event.name is EventName.REFUSED and _is_of_others(step, command):
         return True
     if event.name is not EventName.REFUSED and COMMANDS[command.kind].lost_means is not LostMeans.REPEAT:
         return True
@@ -254,14 +296,10 @@ def _good_ends_are_counted(step: Step) -> bool:
 
 
 def _other_sessions_are_noticed(step: Step) -> bool:
-    command, event, after = step.answered, step.event, step.after
-    if command is None or event.name is not EventName.REFUSED:
+    command, after = step.answered, step.after
+    if command is None or step.event.name is not EventName.REFUSED or not _is_of_others(step, command):
         return True
-    opened = event.report.session_open and command.kind is CommandKind.BEGIN
-    if opened and step.before.content.cycle != event.cycle:
-        return after.session == -1 and not _whole(after)
-    closed = event.report.session_closed and command.kind is CommandKind.END
-    return not closed or (after.session == 0 and not _whole(after))
+    return after.session == (-1 if command.kind is CommandKind.BEGIN else 0) and not _whole(after)
 
 
 # -- ends --------------------------------------------------------------------------------------------
@@ -303,6 +341,11 @@ LAWS: tuple[Law, ...] = (
     Law(
         "a_request_changes_no_fact", _changes_no_fact, "It is in flight, a gate drains, traffic is expected."
     ),
+    Law(
+        "a_late_answer_changes_nothing",
+        _is_of_what_is_in_flight,
+        "Nor does one to another command than the one in flight.",
+    ),
     Law("an_answer_ends_its_command", _ends_its_command, "Nothing is in flight after it."),
     Law("an_answer_is_believed", _is_believed, "What it says of the server is so from then on."),
     Law("a_good_end_starts_the_count_anew", _good_ends_are_counted, "No attempt is held against the next."),
@@ -336,7 +379,7 @@ def unheard(before: ServerView, event: Event, verdict: Verdict, rule: str, remed
         return f"what_happened_is_not_refused: {event.name} in {before.state}"
     if event.name is EventName.DIED:
         return f"only_the_dead_go_offline: {before.state} ignores {event.name}"
-    if event.seq and before.pending is not None and event.seq == before.pending.seq:
+    if event.name in _ANSWERS and _is_expected(before, event):
         return f"an_answer_ends_its_command: {event.name} in {before.state}"
     written = before.state in (ServerState.WEIGHTS_STAGED, ServerState.KV_REBUILT)
     trusted = before.condition not in (Condition.SUSPECT, Condition.RETIRED)

@@ -1,14 +1,20 @@
-"""Two layers that look for mutants, and know nothing of each other: every state, and walks at random."""
+"""Layers that look for mutants, and know nothing of each other.
+
+Two judge single steps, from every belief and from beliefs that are drawn. Two play games with servers as they
+are, through every state and by walks at random.
+"""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from refitfsm.check.mutants.beliefs import Beliefs
+from refitfsm.check.mutants.draws import drawn
 from refitfsm.check.mutants.games import owned_game, plain_game, planned_games, unplanned_games
 from refitfsm.check.mutants.graph import SPARE, Found, Game, Graph, search, walk
 from refitfsm.check.mutants.rules import Mutant
-from refitfsm.model.table import BOOK
+from refitfsm.model.table import BOOK, Key
 
 WALKS = 20
 """Of the random layer, for each mutant and game."""
@@ -57,6 +63,34 @@ def large_games() -> Iterator[Game]:
 
 def _where(game: Game) -> str:
     return f"{game.name}, {game.faults} faults"
+
+
+def every_belief(mutants: Sequence[Mutant]) -> Iterator[Tried]:
+    """Judge one step of each mutant from every belief. They come back by the cells that they change.
+
+    Raises:
+        Unsound: the rules that ship break a law.
+    """
+    by_cell: dict[Key, list[Mutant]] = {}
+    for mutant in mutants:
+        by_cell.setdefault(mutant.rule.key, []).append(mutant)
+    for key, some in by_cell.items():
+        beliefs = Beliefs(key)
+        for mutant in some:
+            done = beliefs.judge(mutant)
+            unfound = Fate.SURVIVES if done.differs else Fate.ALIKE
+            yield Tried(mutant, Fate.FOUND if done.found else unfound, done.found, "one step")
+
+
+def by_draws(mutants: Sequence[Mutant], seed: str) -> Iterator[Tried]:
+    """Judge single steps of each mutant from beliefs that are drawn, until a law is broken.
+
+    Args:
+        seed: one seed draws the same.
+    """
+    for mutant in mutants:
+        found = drawn(mutant, random.Random(f"{seed} {mutant.name}"))  # noqa: S311 - nothing to keep secret
+        yield Tried(mutant, Fate.FOUND if found else Fate.UNDECIDED, found, "one step")
 
 
 def every_state(

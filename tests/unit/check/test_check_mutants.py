@@ -6,9 +6,10 @@ from refitfsm import policies
 from refitfsm.check.changes import planner
 from refitfsm.check.decisions import watched
 from refitfsm.check.hunt import hunt
+from refitfsm.check.mutants.beliefs import Beliefs, cases, outcome
 from refitfsm.check.mutants.games import plain_game, planned_game, unplanned_games
 from refitfsm.check.mutants.graph import Game, Graph, Rule, Unsound, search
-from refitfsm.check.mutants.layers import Fate, at_random, every_state
+from refitfsm.check.mutants.layers import Fate, at_random, by_draws, every_belief, every_state
 from refitfsm.check.mutants.rules import KINDS, Mutant, mutants
 from refitfsm.check.worlds import worlds
 from refitfsm.model.row import Verdict
@@ -48,6 +49,29 @@ def test_everything_that_a_row_says_has_its_mutant() -> None:
     expected = (guards, guards, len(ROWS), len(taken) * (len(ServerState) - 1), effects)
     assert counts == dict(zip(KINDS, expected, strict=True))
     assert all(mutant.cell != BOOK.cells[mutant.rule.key] for mutant in ALL.values())
+
+
+def test_every_change_breaks_a_law_in_one_step() -> None:
+    """There is no guard, row, effect or destination that no law of steps needs; here, in one state."""
+    some = [mutant for mutant in ALL.values() if mutant.row.startswith("kv_rebuilt")]
+    assert [each.mutant.name for each in every_belief(some) if each.found is None] == []
+
+
+def test_beliefs_that_are_drawn_find_every_change_too() -> None:
+    """By draws, which know of no list of beliefs."""
+    assert [each.mutant.name for each in by_draws(list(ALL.values()), "a") if each.found is None] == []
+
+
+def test_what_is_left_out_of_a_cell_cannot_differ() -> None:
+    """A mutant is judged in fewer cases than there are, and in every case in which it leads elsewhere."""
+    key = (ServerState.KV_REBUILT, EventName.PAUSED)
+    beliefs = Beliefs(key)
+    sound = {case: outcome(case, BOOK)[:2] for case in cases(key)}
+    for mutant in ALL.values():
+        if mutant.rule.key == key:
+            others = sound.keys() - {case for case, _ in beliefs.near(mutant)}
+            assert others
+            assert all(outcome(case, mutant.rule.book)[:2] == sound[case] for case in others)
 
 
 def test_both_layers_find_them() -> None:
