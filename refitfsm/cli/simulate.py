@@ -53,7 +53,7 @@ def simulate(
     policy: Annotated[
         str, typer.Option(metavar="P", help="A shipped policy's name, or a path.")
     ] = "colocated",
-    servers: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many servers.")] = 3,
+    servers: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="How many servers.")] = 3,
     cycles: Annotated[int, typer.Option(metavar="C", min=1, help="Cycles with faults in each life.")] = 5,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Of the first life.")] = 0,
     seeds: Annotated[

@@ -65,7 +65,7 @@ def test_the_commands_are_those_that_work() -> None:
         "sim-server",
         "simulate",
     ]
-    assert sorted(root.commands["audit"].commands) == ["replay", "verify"]
+    assert sorted(root.commands["audit"].commands) == ["corrupt", "replay", "verify"]
 
 
 def test_version(cli: Cli) -> None:

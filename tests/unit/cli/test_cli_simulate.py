@@ -89,6 +89,25 @@ def test_a_planner_that_is_wrong_is_caught(
     assert laws & {"no_call_kills", "belief_is_true"}
 
 
+def test_the_shortest_life_is_kept_and_played_again(cli: Cli, tmp_path: Path) -> None:
+    """A planted mistake breaks a law; what remains is printed, kept as a file, and breaks it again."""
+    given = ["--servers", "2", "--cycles", "2", "--seeds", "3", "--fault", "lose-answer", "--every", "6"]
+    said = cli("simulate", *given, "--planted", "releases what is released", "--save", tmp_path, "--json")
+    assert said.code == 1
+    shortest = said.object["shortest"]
+    assert isinstance(shortest, dict)
+    for law, life in shortest.items():
+        again = cli("simulate", "--replay", life["file"])
+        assert again.code == 1
+        assert [line.strip() for line in life["script"]] == [
+            line.strip() for line in again.out.splitlines()[1 : 1 + len(life["script"])]
+        ]
+        assert again.out.splitlines()[-1] == f"{law} is broken"
+    assert shortest
+    assert "is no planner" in cli("simulate", "--planted", "nothing of the kind").error
+    assert "cannot be read" in cli("simulate", "--replay", tmp_path / "none.toml").error
+
+
 def test_what_does_not_fit_is_said_before_anything_is_played(cli: Cli, tmp_path: Path) -> None:
     """A release that is not simulated, and a proof that the tiny model does not allow: one line, status 2."""
     assert "0.4.1" in cli("simulate", "--sglang-version", "0.4.1").error
