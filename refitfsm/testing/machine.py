@@ -1,4 +1,4 @@
-"""A rule-based state machine of Hypothesis that plays a game: one rule for each request, fault and turn.
+"""A rule-based state machine of Hypothesis that plays a planner's fleet: one rule for each fault and turn.
 
 The rules are made from the kinds of commands and of faults; the laws are checked after each step. Hypothesis
 shrinks what breaks one to few steps.
@@ -6,8 +6,12 @@ shrinks what breaks one to few steps.
 
 from typing import TYPE_CHECKING
 
+from refitfsm import policies
 from refitfsm.check.moves import FAULTS, Move
+from refitfsm.check.mutants.games import planned_game
 from refitfsm.check.mutants.graph import Game
+from refitfsm.check.worlds import worlds
+from refitfsm.errors import ConfigError
 from refitfsm.model.table import BOOK, Book
 from refitfsm.model.values import CommandKind
 
@@ -38,7 +42,41 @@ def label(move: Move) -> str:
     return what if what in LABELS else OTHER
 
 
-def machine(game: Game, book: Book = BOOK) -> "type[RuleBasedStateMachine]":
+def fleet_game(policy: str | policies.NamedPolicy, servers: int, faults: int, *, sessions: bool) -> Game:
+    """What can happen to a small fleet that the planner leads under a policy.
+
+    Raises:
+        ConfigError: there is no such policy, or no server to lead.
+    """
+    named = policies.load(policy) if isinstance(policy, str) else policy
+    if servers < 1 or faults < 0:
+        raise ConfigError(
+            f"{servers} servers with {faults} faults: take at least one server, and no fewer faults than 0"
+        )
+    wanted = "sessions" if sessions else "no sessions"
+    kind = next(each for each in worlds(named.rules) if each.name == wanted)
+    return planned_game(named.name, kind, servers, faults)
+
+
+def machine(
+    policy: "str | policies.NamedPolicy", *, servers: int = 2, faults: int = 2, sessions: bool = True
+) -> "type[RuleBasedStateMachine]":
+    """A state machine that plays a small fleet under a policy; its `TestCase` is a test.
+
+    Args:
+        policy: the name of a shipped policy, the path of a policy file, or a policy.
+        servers: how many the planner leads.
+        faults: how many things may go wrong in one run.
+        sessions: the servers want weight updates in a session, as SGLang does from 0.5.21 on.
+
+    Raises:
+        ConfigError: there is no such policy, or no server to lead.
+        ImportError: Hypothesis is not installed.
+    """
+    return player(fleet_game(policy, servers, faults, sessions=sessions))
+
+
+def player(game: Game, book: Book = BOOK) -> "type[RuleBasedStateMachine]":
     """A state machine that plays a game, by some rules. Steps raise `LawBroken` where a law does not hold.
 
     Raises:

@@ -10,7 +10,7 @@ from refitfsm.check.mutants.games import planned_game
 from refitfsm.check.mutants.rules import mutants
 from refitfsm.check.worlds import worlds
 from refitfsm.model.values import CommandKind
-from refitfsm.testing.machine import LABELS, LawBroken, machine
+from refitfsm.testing.machine import LABELS, LawBroken, player
 
 GAME = planned_game("always_on", next(worlds(policies.load("always_on").rules)), 1, 2)
 ALL = {mutant.name: mutant for mutant in mutants()}
@@ -42,16 +42,16 @@ SETTINGS = settings(
 def test_a_mutant_is_found(name: str) -> None:
     """Hypothesis comes upon the law that the change breaks."""
     with pytest.raises(LawBroken):
-        run_state_machine_as_test(machine(GAME, ALL[name].rule.book), settings=SETTINGS)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(player(GAME, ALL[name].rule.book), settings=SETTINGS)  # type: ignore[no-untyped-call]
 
 
 def test_the_rules_that_ship_break_nothing() -> None:
     """The same walks break no law under the table that ships."""
-    run_state_machine_as_test(machine(GAME), settings=SETTINGS)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(player(GAME), settings=SETTINGS)  # type: ignore[no-untyped-call]
 
 
 def test_each_fault_and_request_has_a_rule() -> None:
     """The state machine has one rule for each kind of command and of fault, and one for the rest."""
-    player = machine(GAME)
-    assert all(hasattr(player, name.replace(" ", "_")) for name in LABELS)
+    rules = player(GAME)
+    assert all(hasattr(rules, name.replace(" ", "_")) for name in LABELS)
     assert len(set(LABELS)) == len(CommandKind) + len(FAULTS) + 1
