@@ -123,7 +123,8 @@ def _endings(cycles: Counter[str]) -> str:
 
 def _line(life: Life) -> str:
     played, settings = life.played, life.settings
-    may = f"1 call in {settings.every}" if settings.kinds else "no kinds drawn"
+    where = f" of {settings.paths[0]}" if settings.paths else ""
+    may = f"1 call in {settings.every}{where}" if settings.kinds else "no kinds drawn"
     healed = f"healed {played.healed}" if played.healed else "not healed"
     return (
         f"seed {life.seed}: refits {_endings(played.cycles)}; faults ({may}) {_counts(played.faults)};"
@@ -167,6 +168,7 @@ def _as_json(life: Life) -> Json:
         "seed": life.seed,
         "kinds": [kind.value for kind in settings.kinds],
         "every": settings.every,
+        "paths": list(settings.paths),
         "broken": list(played.broken),
         "refits": dict(sorted(played.cycles.items())),
         "faults": dict(sorted(played.faults.items())),

@@ -37,9 +37,10 @@ class ChosenFaults:
         *,
         every: int,
         name: str = "server",
+        paths: Sequence[str] = (),
         tell: Callable[[Fault], None] | None = None,
     ) -> None:
-        """`every` is 2 or more. `tell` hears of each fault when it comes.
+        """`every` is 2 or more. Only calls of `paths` are befallen, if there are any. `tell` hears of faults.
 
         Raises:
             ValueError: it is not, or there is no kind.
@@ -50,6 +51,7 @@ class ChosenFaults:
         self._kinds = tuple(kinds)
         self._every = every
         self._name = name
+        self._paths = tuple(paths)
         self._tell = tell
         self._calls: Counter[str] = Counter()
         self.on = True
@@ -59,7 +61,7 @@ class ChosenFaults:
 
     def draw(self, path: str) -> Fault | None:
         """The fault that befalls this call, if any: one of its path and its number alone."""
-        if not self.on:
+        if not self.on or (self._paths and path not in self._paths):
             return None
         self._calls[path] += 1
         number = self._calls[path]

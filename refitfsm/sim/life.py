@@ -6,6 +6,7 @@ uncertain is asked of the chooser, so that a life is its choices.
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 from collections import Counter
 from collections.abc import Coroutine
@@ -54,6 +55,17 @@ _HEAD_START_S: Final = (0.001, 0.05)
 """What requests get before the cycle: some are done then and some are in flight."""
 
 
+_WAYS: Final = (
+    (("release",), ("refit",)),
+    ((), ("refit",)),
+    (("release",), ("stage", "commit")),
+    (("release", "resume"), ("refit",)),
+    (("flush", "release"), ("refit",)),
+)
+"""How a trainer may come to new weights: what it asks for before, and what puts them in place."""
+_OF_A_VERSION: Final = ("refit", "stage", "commit")
+
+
 def play(settings: Settings, chooser: Chooser) -> Played:
     """Play one life to its end.
 
@@ -61,10 +73,15 @@ def play(settings: Settings, chooser: Chooser) -> Played:
         ConfigError: the release is not simulated, or the policy does not fit the servers.
     """
     life = _Life(settings, chooser)
+    collects = gc.isenabled()
+    gc.disable()  # it would look again and again at all servers: a sixth of the time
     try:
         virtual.run(life.run(), order=chooser)
     except (virtual.DeadlockError, virtual.LivelockError) as error:
         life.judge.found("a_cycle_ends_in_time", str(error))
+    finally:
+        if collects:
+            gc.enable()
     return life.played()
 
 
@@ -103,7 +120,12 @@ class _Life:
             raise ConfigError(str(error)) from None
         self._faults = {
             name: ChosenFaults(
-                chooser, settings.kinds, every=settings.every, name=name, tell=partial(self._befell, name)
+                chooser,
+                settings.kinds,
+                every=settings.every,
+                name=name,
+                paths=settings.paths,
+                tell=partial(self._befell, name),
             )
             for name in names
             if settings.kinds
@@ -237,39 +259,45 @@ class _Life:
         return fleet
 
     async def _cycle(self, fleet: Fleet, version: int) -> str:
-        """Release and refit, as a trainer does that goes on whatever it is told; how the refit ended."""
+        """New weights, in one of several ways, by a trainer that goes on whatever it is told; the end."""
         self._digests[version] = digest_of(tiny_model(version))
-        try:
-            await self._in_time(fleet.release(), "release")
-        except (CycleAborted, CommandRefused) as error:  # the refit says whether that matters
-            self._note(f"release: {error}")
-        self.judge.look(fleet, f"cycle {version}, released")
+        before, goals = _WAYS[self._chooser.choose("way", len(_WAYS))]
+        for what in before:  # whether it matters that one fails, the rest says
+            with contextlib.suppress(CycleAborted, CommandRefused):
+                await self._in_time(fleet, what, version)
+            self.judge.look(fleet, f"cycle {version}, after {what}")
         ending = COMMITTED
         try:
-            await self._in_time(fleet.refit(TinyWeights(version), version), f"refit to version {version}")
-        except (CycleAborted, CommandRefused) as error:
-            ending = REFUSED if isinstance(error, CommandRefused) else ABORTED
-            self._note(f"refit to version {version}: {error}")
+            for what in goals:
+                await self._in_time(fleet, what, version)
+        except CycleAborted:
+            ending = ABORTED
+        except CommandRefused:
+            ending = REFUSED
         self._cycles[ending] += 1
         self.judge.look(fleet, f"cycle {version}, {ending}")
         return ending
 
-    async def _in_time(self, cycle: Coroutine[object, object, CycleReport], what: str) -> None:
+    async def _in_time(self, fleet: Fleet, what: str, version: int) -> None:
         """Wait for a cycle as long as its policy lets it last.
 
         Raises:
             _Over: it goes on.
             CycleAborted, CommandRefused: as the cycle does.
         """
-        self._note(what)
+        self._note(f"{what} version {version}" if what in _OF_A_VERSION else what)
         policy = self._settings.policy.policy
         self.judge.at_risk["a_cycle_ends_in_time"] += 1
-        task = asyncio.ensure_future(cycle)
+        task = asyncio.ensure_future(_asked(fleet, what, version))
         await asyncio.wait([task], timeout=policy.cycle_s + policy.grace_s + _LATE_S)
         if not task.done():
             self.judge.found("a_cycle_ends_in_time", f"{what}: not after {policy.cycle_s:g} s and its grace")
             raise _Over
-        await task
+        try:
+            await task
+        except (CycleAborted, CommandRefused) as error:
+            self._note(f"{what}: {error}")
+            raise
 
     # -- liveness ------------------------------------------------------------------------------------
 
@@ -332,6 +360,21 @@ class _Life:
             _ask(fleet, number, _TOKENS[self._chooser.choose("tokens", len(_TOKENS))])
             for number in range(min(self._settings.servers, _ASKED_MAX))
         ]
+
+
+def _asked(fleet: Fleet, what: str, version: int) -> Coroutine[object, object, CycleReport]:
+    match what:
+        case "refit":
+            return fleet.refit(TinyWeights(version), version)
+        case "stage":
+            return fleet.stage(TinyWeights(version), version)
+        case "commit":
+            return fleet.commit(version)
+        case "resume":
+            return fleet.resume()
+        case "flush":
+            return fleet.invalidate_kv_cache()
+    return fleet.release()
 
 
 async def _ask(fleet: Fleet, number: int, tokens: int) -> None:

@@ -23,6 +23,8 @@ class Settings(NamedTuple):
     every: int
     """One in so many calls is befallen; 2 or more."""
     sglang_version: str = "0.5.23"
+    paths: Sequence[str] = ()
+    """Calls that may be befallen; empty: all."""
     controls: Callable[..., Controller] = Controller
     """The controller, with the planner that ships or another."""
 

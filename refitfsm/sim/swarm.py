@@ -25,6 +25,23 @@ RATES: Final = (500, 200, 100, 50, 20, 10)
 """One in so many calls is befallen: what a seed draws from, the calmest first."""
 
 
+NARROW_RATES: Final = (20, 10, 5, 2)
+"""The same for a life in which only one kind of call may be befallen."""
+PATHS: Final = (
+    "/pause_generation",
+    "/flush_cache",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/begin_weight_update",
+    "/update_weights_from_tensor",
+    "/end_weight_update",
+    "/model_info",
+    "/continue_generation",
+    "/generate",
+)
+"""Calls that a cycle makes."""
+
+
 class Lives(NamedTuple):
     """What all lives have in common."""
 
@@ -75,7 +92,10 @@ class Total(NamedTuple):
 def drawn(lives: Lives, chooser: Chooser) -> Settings:
     """The settings of one life."""
     kinds = lives.kinds or [kind for kind in SEEN if chooser.choose(f"may there be {kind}", 2)]
-    every = lives.every or RATES[chooser.choose("how often", len(RATES))]
+    narrow = bool(chooser.choose("at one call alone", 2))
+    rates = NARROW_RATES if narrow else RATES
+    every = lives.every or rates[chooser.choose("how often", len(rates))]
+    paths = (PATHS[chooser.choose("which call", len(PATHS))],) if narrow else ()
     return Settings(
         lives.policy,
         lives.servers,
@@ -83,6 +103,7 @@ def drawn(lives: Lives, chooser: Chooser) -> Settings:
         tuple(kinds),
         every,
         lives.sglang_version,
+        paths,
         controls_of(lives.planted),
     )
 

@@ -18,6 +18,7 @@ from refitfsm.sim.choices import (
 from refitfsm.sim.judged import LAWS
 from refitfsm.sim.laws import wrong_answer
 from refitfsm.sim.life import play
+from refitfsm.sim.planted import controls_of
 from refitfsm.sim.played import Settings
 from refitfsm.sim.requests import Answer, TokenSpan
 from refitfsm.sim.seeds import Stored, dumps, load, replay, stored
@@ -91,10 +92,9 @@ def test_a_life_is_its_choices(seed: int) -> None:
 
 def test_what_breaks_a_law_is_made_short() -> None:
     """Of a life of two servers with many faults one fault remains, and it breaks the same law."""
-    chooser = SeededChooser(0)
-    lives = Lives(policies.load("colocated"), 2, 3, SEEN, 8, planted="releases what is released")
-    drawing = drawn(lives, chooser)
-    recorder = Recorder(chooser)
+    controls = controls_of("releases what is released")
+    drawing = Settings(policies.load("colocated"), 2, 3, SEEN, 8, controls=controls)
+    recorder = Recorder(SeededChooser(0))
     law = play(drawing, recorder).laws[0]
     shrunk = shrink(drawing, recorder.script(), law)
     assert law in shrunk.played.laws
