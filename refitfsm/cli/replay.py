@@ -8,12 +8,16 @@ import typer
 
 from refitfsm import policies
 from refitfsm.audit.plain import Plain
-from refitfsm.cli.show import EXIT_NO, EXIT_OK, Json, Screen, error_line
-from refitfsm.errors import AuditError
+from refitfsm.cli.show import EXIT_NO, EXIT_OK, Json, Screen, error_line, write_text
+from refitfsm.errors import AuditError, ConfigError
 from refitfsm.replay import Difference, Fields, Replayed, replay_file
+from refitfsm.sim.incident import read_incident
+from refitfsm.sim.incident_scenario import Reproduced, reproduce
 
 HELP = (
     "Decide a run again, step by step, with the planner that is installed and what its audit holds.\n\n"
+    "With --as-scenario it writes a scenario instead, for `refitfsm simulate`: simulated servers meet the"
+    " same trouble there, and it exits 1 if a call ends otherwise.\n\n"
     "Exits 0 if every decision is the same. Exits 1 at the first that is another one, and says what was"
     " recorded and what is decided now: look before you upgrade refitfsm, or change a policy. `verify` asks"
     " instead whether what was decided was allowed."
@@ -25,6 +29,10 @@ refitfsm audit replay run.jsonl
 refitfsm audit replay run.jsonl --policy ./my-policy.toml
 
 refitfsm audit replay run.jsonl --json
+
+refitfsm audit replay run.jsonl --as-scenario incident.toml
+
+refitfsm simulate --scenario incident.toml --trace
 """
 
 
@@ -39,10 +47,22 @@ def replay(
             show_default=False,
         ),
     ] = "",
+    as_scenario: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a scenario that brings the same about, to this file.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Decide one file again."""
     screen = Screen(as_json=as_json)
+    if as_scenario is not None:
+        if policy:
+            raise ConfigError("audit: a scenario is under the run's own policy; leave out --policy")
+        raise typer.Exit(_write_scenario(screen, file, as_scenario))
     rules = policies.load(policy).rules if policy else None
     try:
         found = replay_file(file, rules)
@@ -58,6 +78,50 @@ def replay(
         f"{file}: decided the same under {found.policy}: {found.records} records in {found.steps} steps"
     )
     raise typer.Exit(EXIT_OK)
+
+
+def _write_scenario(screen: Screen, file: Path, to: Path) -> int:
+    """Write it, and say how near it comes; the exit status."""
+    try:
+        lines = file.read_bytes().splitlines()
+        made = reproduce(read_incident(lines, str(file)))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}; give another path") from error
+    except AuditError as error:
+        screen.result({"same": False, "file": str(file), "error": str(error)})
+        error_line(f"audit: {error}")
+        return EXIT_NO
+    write_text(to, made.text)
+    calls = f"{made.same} of {len(made.recorded)} calls end as in the run"
+    screen.line(f"{to}: {calls}{'' if made.good else ', then they differ'}")
+    for claim in made.left_out:
+        screen.line(f"    did not come about again, and is left out: {claim}")
+    screen.result(
+        {
+            "same": made.good,
+            "file": str(file),
+            "scenario": str(to),
+            "calls": len(made.recorded),
+            "calls_same": made.same,
+            "left_out": list(made.left_out),
+            "wrong": list(made.wrong),
+        }
+    )
+    if made.good:
+        return EXIT_OK
+    error_line(f"audit: {to}: {_first_difference(made)}")
+    return EXIT_NO
+
+
+def _first_difference(made: Reproduced) -> str:
+    at = made.same
+    if at == len(made.recorded) == len(made.played):
+        return made.wrong[0]
+    ends = [
+        "none" if at >= len(calls) else f"{calls[at][0]} {calls[at][1].how} {sorted(calls[at][1].failed)}"
+        for calls in (made.recorded, made.played)
+    ]
+    return f"call {at + 1} of the run: {ends[0]}; of the scenario: {ends[1]}"
 
 
 def told(difference: Difference) -> str:

@@ -105,3 +105,17 @@ def test_corruptions_of_a_log_are_noticed(cli: Cli, audit: Path, tmp_path: Path)
     (tmp_path / "bad").write_text("x")
     bad = cli("audit", "corrupt", tmp_path / "bad")
     assert (bad.code, "give one that holds" in bad.error) == (2, True)
+
+
+def test_a_run_becomes_a_scenario(cli: Cli, audit: Path, tmp_path: Path) -> None:
+    """The scenario of a log is written, ends as the run did, and can be played."""
+    to = tmp_path / "incident.toml"
+    made = cli("audit", "replay", audit, "--as-scenario", to)
+    assert (made.code, made.out) == (0, f"{to}: 3 of 3 calls end as in the run\n"), made
+    assert cli("simulate", "--scenario", to).code == 0
+    assert cli("audit", "replay", audit, "--as-scenario", to, "--json").object["same"] is True
+    audit.write_text("x")
+    broken = cli("audit", "replay", audit, "--as-scenario", to)
+    assert (broken.code, "line 1" in broken.error) == (1, True)
+    assert cli("audit", "replay", tmp_path / "none", "--as-scenario", to).code == 2
+    assert "--policy" in cli("audit", "replay", audit, "--as-scenario", to, "--policy", "kv_only").error
