@@ -7,6 +7,7 @@ from refitfsm.check import loops
 from refitfsm.check.joint import BrokenLaw, Entangled, Planner
 from refitfsm.check.modular import Modular
 from refitfsm.check.moves import World
+from refitfsm.check.search import Seen
 
 
 class Apart(NamedTuple):
@@ -20,8 +21,7 @@ class Apart(NamedTuple):
     situations: int
     """What a fleet can be as one."""
     seconds: float
-    rows: tuple[str, ...]
-    """The rows of the table that were taken."""
+    seen: Seen
     broken: str = ""
     """The law that may be broken: the full search says whether it is, and the way there."""
     entangled: str = ""
@@ -53,7 +53,7 @@ def apart(servers: int, faults: int, world: World) -> Apart:
         calm,
         len(search.situations),
         time.perf_counter() - began,
-        tuple(sorted(planner.seen.rows)),
+        planner.seen,
         broken,
         entangled,
     )

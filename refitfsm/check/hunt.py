@@ -14,7 +14,7 @@ from refitfsm.check.decisions import Unlawful, watched
 from refitfsm.check.healing import never_heals
 from refitfsm.check.moves import Move, State, World, moves
 from refitfsm.check.normal import Key, Normaliser
-from refitfsm.check.search import Broken, Result, start, step
+from refitfsm.check.search import Broken, Result, Seen, start, step
 from refitfsm.model.values import CommandKind, Event, EventName, ServerView
 from refitfsm.planner.cycle import ServerEvent
 
@@ -42,7 +42,7 @@ def hunt(servers: int, faults: int, world: World, *, lies: bool = False, states_
         index, state = queue.popleft()
         for move in chain(moves(state, here), _lies(state) if lies else ()):
             result.edges += 1
-            after, why = _step(state, move, here, result)
+            after, why = _step(state, move, here, result.seen)
             if not why:
                 after, key = normal(after)
                 if key in known:
@@ -68,7 +68,7 @@ def _way(index: int, ways: list[tuple[int, Move | None]]) -> tuple[Move, ...]:
         made.append(move)
 
 
-def _step(state: State, move: Move, world: World, seen: Result) -> tuple[State, str]:
+def _step(state: State, move: Move, world: World, seen: Seen) -> tuple[State, str]:
     try:
         return step(state, move, world, seen)
     except Unlawful as error:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from refitfsm.check.codes import CLOSES_S, DEADLINE_S, Codes
 from refitfsm.check.moves import World
-from refitfsm.check.search import Result, noted, serving_after
+from refitfsm.check.search import Seen, noted, serving_after
 from refitfsm.model.fleet import Cycle, FleetView
 from refitfsm.model.records import FleetRecord, ServerRecord
 from refitfsm.model.values import CommandKind, Facts, ServerView
@@ -134,7 +134,7 @@ class Planner:
     """The planner of a world, and what was seen of it."""
 
     world: World
-    seen: Result = field(default_factory=Result)
+    seen: Seen = field(default_factory=Seen)
     runs: int = 0
 
     def ask(

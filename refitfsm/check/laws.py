@@ -1,5 +1,6 @@
 """Laws of a small fleet, over what is believed and what is so, checked on every state that is reached."""
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
@@ -21,18 +22,18 @@ from refitfsm.model.values import (
 )
 from refitfsm.planner.judge import judge
 
+LawOfTruth = Callable[[ServerView, TrueServer, int], bool]
+"""Of what is believed and what is so, and of the push whose weights the fleet serves."""
+
 
 class Law(NamedTuple):
     """A law over one server of a state: what is believed of it and what it is."""
 
     name: str
-    holds: Callable[[ServerView, TrueServer, int], bool]
-    """Of what is believed and what is so, and of the push whose weights the fleet serves."""
+    when: LawOfTruth
+    """Where it says anything: where it is at risk."""
+    then: LawOfTruth
     says: str
-
-
-def _implies(premise: bool, conclusion: bool) -> bool:
-    return conclusion or not premise
 
 
 def _known(view: ServerView, true: TrueServer) -> bool:
@@ -50,56 +51,54 @@ def _known(view: ServerView, true: TrueServer) -> bool:
 LAWS_OF_TRUTH: tuple[Law, ...] = (
     Law(
         "an_open_gate_leads_to_the_fleets_weights",
-        lambda view, true, serving: _implies(
-            view.gate is Gate.OPEN and true.alive and true.same, true.push == serving
-        ),
+        lambda view, true, _s: view.gate is Gate.OPEN and true.alive and true.same,
+        lambda _v, true, serving: true.push == serving,
         "A request that is admitted is answered by the weights that the fleet serves, whole.",
     ),
     Law(
         "an_open_gate_leads_to_no_stale_cache",
-        lambda view, true, serving: _implies(
-            view.gate is Gate.OPEN and true.alive and true.same, true.cache <= {serving}
-        ),
+        lambda view, true, _s: view.gate is Gate.OPEN and true.alive and true.same,
+        lambda _v, true, serving: true.cache <= {serving},
         "No answer uses a cache that other weights made.",
     ),
     Law(
         "what_runs_is_whole",
-        lambda _v, true, _s: _implies(
-            true.alive and true.same and not true.paused,
-            true.resident == ALL_TAGS and true.push != UNDEFINED and true.cache <= {true.push},
+        lambda _v, true, _s: true.alive and true.same and not true.paused,
+        lambda _v, true, _s: (
+            true.resident == ALL_TAGS and true.push != UNDEFINED and true.cache <= {true.push}
         ),
         "A server that is not paused, to strangers too, has all of its memory, whole weights, their cache.",
     ),
     Law(
         "belief_of_memory_is_true",
-        lambda view, true, _s: _implies(
-            _known(view, true), view.resident == true.resident and view.released == ALL_TAGS - true.resident
-        ),
+        lambda view, true, _s: _known(view, true),
+        lambda view, true, _s: view.resident == true.resident and view.released == ALL_TAGS - true.resident,
         "What is believed resident is resident, and what is believed released is released.",
     ),
     Law(
         "belief_of_a_pause_is_true",
-        lambda view, true, _s: _implies(_known(view, true) and view.paused, true.paused),
+        lambda view, true, _s: _known(view, true) and view.paused,
+        lambda _v, true, _s: true.paused,
         "A server that is believed paused is.",
     ),
     Law(
         "belief_of_a_session_is_true",
-        lambda view, true, _s: _implies(
-            _known(view, true) and view.condition is Condition.HEALTHY, (view.session != 0) == true.session
-        ),
+        lambda view, true, _s: _known(view, true) and view.condition is Condition.HEALTHY,
+        lambda view, true, _s: (view.session != 0) == true.session,
         "On a healthy server a session is open where one is believed open, and nowhere else.",
     ),
     Law(
         "proved_content_is_what_it_is_believed_to_be",
-        lambda view, true, _s: _implies(
-            _known(view, true) and view.content.kind is ContentKind.COMPLETE and view.content.proved,
-            true.push == view.content.cycle,
+        lambda view, true, _s: (
+            _known(view, true) and view.content.kind is ContentKind.COMPLETE and view.content.proved
         ),
+        lambda view, true, _s: true.push == view.content.cycle,
         "Weights that are believed whole and proved are those of the push that is believed.",
     ),
     Law(
         "an_empty_cache_is_empty",
-        lambda view, true, _s: _implies(_known(view, true) and view.kv_epoch is None, not true.cache),
+        lambda view, true, _s: _known(view, true) and view.kv_epoch is None,
+        lambda _v, true, _s: not true.cache,
         "A cache that is believed empty holds nothing.",
     ),
 )
@@ -120,19 +119,26 @@ def moved_by_a_late_answer(view: ServerView, facts: Facts, book: Book) -> str:
     return ""
 
 
-def broken_by(view: ServerView, true: TrueServer, facts: Facts, serving: int) -> str:
-    """The first law that one server breaks, as a sentence; empty if none."""
+def broken_by(view: ServerView, true: TrueServer, facts: Facts, serving: int, risks: Counter[str]) -> str:
+    """The first law that one server breaks, as a sentence; empty if none. Counts what was at risk."""
     for law in LAWS:
-        if not law.holds(view, facts):
-            return f"{law.name}: {law.says} Broken by {view.server}."
+        if law.when(view, facts):
+            risks[law.name] += 1
+            if not law.then(view, facts):
+                return f"{law.name}: {law.says} Broken by {view.server}."
     for other in LAWS_OF_TRUTH:
-        if not other.holds(view, true, serving):
-            return f"{other.name}: {other.says} Broken by {view.server}."
+        if other.when(view, true, serving):
+            risks[other.name] += 1
+            if not other.then(view, true, serving):
+                return f"{other.name}: {other.says} Broken by {view.server}."
     return ""
 
 
-def broken(state: State) -> str:
+def broken(state: State, risks: Counter[str] | None = None) -> str:
     """The first law that a state breaks, as a sentence; empty if none."""
-    facts = state.fleet.facts
-    servers = zip(state.fleet.servers.values(), state.truth, strict=True)
-    return next(filter(None, (broken_by(view, true, facts, state.serving) for view, true in servers)), "")
+    facts, risks = state.fleet.facts, Counter() if risks is None else risks
+    for view, true in zip(state.fleet.servers.values(), state.truth, strict=True):
+        why = broken_by(view, true, facts, state.serving, risks)
+        if why:
+            return why
+    return ""

@@ -14,6 +14,7 @@ from refitfsm.check.components import components
 from refitfsm.check.joint import BrokenLaw, Flags, Outcome
 from refitfsm.check.modular import Modular
 from refitfsm.check.questions import CALM, questions
+from refitfsm.check.search import ENDS, HEALS
 from refitfsm.check.situations import ANY, Arrow, Place, Server, Situation
 from refitfsm.model.fleet import Goal, Phase, admits, usable
 from refitfsm.model.records import Turn
@@ -106,15 +107,17 @@ def judge(search: Modular) -> int:
                 inside[number].append(to)
             if step.blamed:
                 blamed.append((number, to))
+    at_rest = sum(node.here.centre.cycle is None for node in every)
+    search.planner.seen.risks.update({HEALS: at_rest, ENDS: len(every) - at_rest})
     rounds = components(inside)
     for number, ahead in enumerate(inside):
         if any(rounds[to] == rounds[number] for to in ahead):
-            raise BrokenLaw(f"a_cycle_ends: {_said(search, every[number])} goes round in one")
+            raise BrokenLaw(f"{ENDS}: {_said(search, every[number])} goes round in one")
     rounds = components(steps)
     for number, to in blamed:
         if rounds[to] == rounds[number]:
             said = _said(search, every[number])
-            raise BrokenLaw(f"a_fleet_heals: {said} is left aside at each refit, and no fault befalls it")
+            raise BrokenLaw(f"{HEALS}: {said} is left aside at each refit, and no fault befalls it")
     return sum(map(len, steps))
 
 

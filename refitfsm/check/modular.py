@@ -30,7 +30,7 @@ from refitfsm.check.joint import (
 from refitfsm.check.moves import Outcome as Answer
 from refitfsm.check.moves import is_out, outcomes, unnoticed
 from refitfsm.check.questions import CALM, FAULTS, TIME_IS_UP, TURNS_OVER, answered, questions
-from refitfsm.check.search import start
+from refitfsm.check.search import KILLS, LATE, start
 from refitfsm.check.situations import ANY, Again, Arrow, Class, Place, Server, Situation, Turned
 from refitfsm.check.truth import TrueServer
 from refitfsm.check.uncollected import uncollected
@@ -146,8 +146,9 @@ class Modular:
                 if price + answer.is_fault <= self.faults:
                     self._answered(here, flags, server, answer, price + answer.is_fault)
         if price < self.faults and not is_out(view):
-            for _, after in unnoticed(true, self.planner.world):
+            for what, after in unnoticed(true, self.planner.world):
                 self.steps += 1
+                self.planner.seen.faults[what] += 1
                 self.add(here, flags, (server[0], self._true(after)), price + 1)
         self._put(here, Place("", flags, ANY), server, price)
         for question in questions(here.centre, self.planner.world, faults=self.faults > 0):
@@ -161,10 +162,11 @@ class Modular:
         self._judged.add((here.centre_number, server))
         centre = here.centre
         view, true = self.views[server[0]], self.trues[server[1]]
-        facts = facts_of(centre)
-        why = laws.broken_by(view, true, facts, centre.truly_serving)
+        facts, risks = facts_of(centre), self.planner.seen.risks
+        why = laws.broken_by(view, true, facts, centre.truly_serving, risks)
         if not why and view not in self._late:
             self._late.add(view)
+            risks[LATE] += 1
             why = laws.moved_by_a_late_answer(view, facts, self.planner.world.book)
         if why:
             raise BrokenLaw(why)
@@ -181,6 +183,10 @@ class Modular:
 
     def _answered(self, here: Situation, flags: Flags, server: Server, answer: Answer, price: int) -> None:
         self.steps += 1
+        if answer.is_fault:
+            self.planner.seen.faults[answer.name.partition(": ")[2]] += 1
+        else:
+            self.planner.seen.risks[KILLS] += 1
         if answer.fatal:
             raise BrokenLaw(f"no_command_kills: a server died of {answer.fatal}")
         there, after, moved, turned = self.after(here, flags, server, answer)
@@ -358,6 +364,8 @@ class Modular:
         price = max(price for _, price in first) + cost
         if price > self.faults:
             return
+        if cost:
+            self.planner.seen.faults[question.name] += 1
         views = tuple(self.views[number] for number, _ in first)
         flags = tuple(each for each, _ in seated)
         outcome = self.planner.ask(here.centre, flags, views, question)

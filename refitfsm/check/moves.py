@@ -156,12 +156,15 @@ def outcomes(
         yield Outcome(f"{kind}: {fault.name}", fault.event, NOTHING_REPORTED, after, True)
 
 
+UNNOTICED = ("server dies", "server is started again")
+
+
 def unnoticed(true: TrueServer, world: World) -> Iterator[tuple[str, TrueServer]]:
     """What can befall a server without anybody's notice, as faults do."""
     if true.alive:
-        yield "server dies", dead(true)
+        yield UNNOTICED[0], dead(true)
     if true.same:
-        yield "server is started again", started(world.chunks)
+        yield UNNOTICED[1], started(world.chunks)
 
 
 def is_out(view: ServerView) -> bool:

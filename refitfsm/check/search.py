@@ -19,12 +19,38 @@ from refitfsm.model.values import REQUESTS, ServerView
 from refitfsm.planner.cycle import Decision
 from refitfsm.planner.requests import Request
 
+ASKS = "the_planner_asks_only_what_the_table_allows"
+ENDS = "a_cycle_ends"
+HEALS = "a_fleet_heals"
+KILLS = "no_command_kills"
+LATE = "a_late_answer_changes_nothing"
+"""Laws of what comes next, and of what is asked: the others are of states, and have their names there."""
+
 
 class Broken(NamedTuple):
     """A law that does not hold, and the way there."""
 
     law: str
     trace: tuple[Move, ...]
+
+
+@dataclass
+class Seen:
+    """What a search has met."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    """How often each row of the table was taken."""
+    turns: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    risks: Counter[str] = field(default_factory=Counter)
+    """How often each law could have been broken, by its name."""
+
+    def update(self, other: "Seen") -> None:
+        """Add what another search has met."""
+        self.rows.update(other.rows)
+        self.turns.update(other.turns)
+        self.faults.update(other.faults)
+        self.risks.update(other.risks)
 
 
 @dataclass
@@ -39,10 +65,7 @@ class Result:
     """Every state was reached."""
     seconds: float = 0.0
     broken: Broken | None = None
-    rows: Counter[str] = field(default_factory=Counter)
-    """How often each row of the table was taken."""
-    turns: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
+    seen: Seen = field(default_factory=Seen)
 
 
 def start(servers: int, faults: int, world: World) -> State:
@@ -66,23 +89,12 @@ def search(servers: int, faults: int, world: World, *, states_max: int = 5_000_0
     known: dict[Key, int] = {key: 0}
     parents, taken, depths = array("l", [-1]), array("l", [-1]), array("l", [0])
     queue: deque[tuple[int, State]] = deque([(0, first)])
-    views: set[ServerView] = set()
-
-    def judged(state: State) -> str:
-        """The law that a new state breaks. What comes late is judged once for each view of a server."""
-        for view in state.fleet.servers.values():
-            if view not in views:
-                views.add(view)
-                why = laws.moved_by_a_late_answer(view, state.fleet.facts, world.book)
-                if why:
-                    return why
-        return laws.broken(state) or (never_heals(state, world) if state.fleet.cycle is None else "")
-
+    judge = _Judge(world, result.seen.risks)
     while queue and result.broken is None and len(known) < states_max:
         index, state = queue.popleft()
         for number, move in enumerate(moves(state, world)):
             result.edges += 1
-            after, why = step(state, move, world, result)
+            after, why = step(state, move, world, result.seen)
             if not why:
                 after, key = normal(after)
                 if key in known:
@@ -92,7 +104,7 @@ def search(servers: int, faults: int, world: World, *, states_max: int = 5_000_0
                 taken.append(number)
                 depths.append(depths[index] + 1)
                 queue.append((len(known) - 1, after))
-                why = judged(after)
+                why = judge(after)
             if why:
                 choices = (*_choices(index, parents, taken), number)
                 result.broken = Broken(why, _trace(first, choices, world, normal))
@@ -101,6 +113,28 @@ def search(servers: int, faults: int, world: World, *, states_max: int = 5_000_0
     result.complete = not queue
     result.seconds = time.perf_counter() - began
     return result
+
+
+class _Judge:
+    """The law that a new state breaks, if any. What comes late is judged once for each view of a server."""
+
+    def __init__(self, world: World, risks: Counter[str]) -> None:
+        self._world, self._risks = world, risks
+        self._views: set[ServerView] = set()
+
+    def __call__(self, state: State) -> str:
+        for view in state.fleet.servers.values():
+            if view not in self._views:
+                self._views.add(view)
+                self._risks[LATE] += 1
+                why = laws.moved_by_a_late_answer(view, state.fleet.facts, self._world.book)
+                if why:
+                    return why
+        why = laws.broken(state, self._risks)
+        if not why and state.fleet.cycle is None:
+            self._risks.update((HEALS, ENDS))
+            why = never_heals(state, self._world)
+        return why
 
 
 def _choices(index: int, parents: "array[int]", taken: "array[int]") -> tuple[int, ...]:
@@ -114,7 +148,7 @@ def _choices(index: int, parents: "array[int]", taken: "array[int]") -> tuple[in
 
 def _trace(state: State, choices: tuple[int, ...], world: World, normal: Normaliser) -> tuple[Move, ...]:
     """The moves themselves. The same normaliser seats servers in the same order."""
-    seen = Result()
+    seen = Seen()
     made = []
     for number in choices:
         move = next(islice(moves(state, world), number, None))
@@ -124,12 +158,14 @@ def _trace(state: State, choices: tuple[int, ...], world: World, normal: Normali
     return tuple(made)
 
 
-def step(state: State, move: Move, world: World, seen: Result) -> tuple[State, str]:
+def step(state: State, move: Move, world: World, seen: Seen) -> tuple[State, str]:
     """The state after a move, and the law that is broken on the way, if one is."""
     if move.is_fault:
         seen.faults[move.name.partition(": ")[2] or move.name] += 1
+    elif move.server:
+        seen.risks[KILLS] += 1
     if move.fatal:
-        return state, f"no_command_kills: {move.server} died of {move.fatal}"
+        return state, f"{KILLS}: {move.server} died of {move.fatal}"
     after = move.state
     if move.given is None:
         return after, ""
@@ -149,14 +185,16 @@ def serving_after(decision: Decision, serving: int, staged: int) -> int:
     return serving
 
 
-def noted(decision: Decision, seen: Result) -> str:
+def noted(decision: Decision, seen: Seen) -> str:
     """Count what was taken. Returns the law that is broken where the table refuses what the planner asks."""
     for record in decision.records:
         if isinstance(record, ServerRecord):
             if record.verdict is Verdict.TAKE:
                 seen.rows[record.row] += 1
-            elif record.verdict is Verdict.REFUSE and record.event.name in REQUESTS:
-                return f"the_planner_asks_only_what_the_table_allows: {record.event.name}: {record.rule}"
+            if record.event.name in REQUESTS:
+                seen.risks[ASKS] += 1
+                if record.verdict is Verdict.REFUSE:
+                    return f"{ASKS}: {record.event.name}: {record.rule}"
         else:
             seen.turns[record.turn] += 1
     return ""

@@ -1,6 +1,5 @@
 """`refitfsm check`: every interleaving of a small fleet under a policy."""
 
-from collections import Counter
 from typing import Annotated
 
 import typer
@@ -10,12 +9,11 @@ from refitfsm.check.apart import Apart, apart
 from refitfsm.check.planted.catalogue import MISTAKES
 from refitfsm.check.planted.catalogue import canary as drawn
 from refitfsm.check.script import script
-from refitfsm.check.search import Result, search
+from refitfsm.check.search import Result, Seen, search
 from refitfsm.check.worlds import Named, worlds
 from refitfsm.cli.planted import find
+from refitfsm.cli.seen import never, plain, shown
 from refitfsm.cli.show import EXIT_NO, EXIT_OK, Json, Screen
-from refitfsm.model.row import Verdict
-from refitfsm.model.table import ROWS
 
 HELP = (
     "Try everything that can happen to a small fleet under a policy, and judge every state by the laws.\n\n"
@@ -72,7 +70,7 @@ def check(
     screen = Screen(as_json=as_json)
     if planted or canary is not None:
         raise typer.Exit(find(screen, MISTAKES if planted else (drawn(canary or ""),)))
-    rows: Counter[str] = Counter()
+    seen = Seen()
     found: list[Json] = []
     good = True
     for name in policy or policies.shipped():
@@ -80,30 +78,29 @@ def check(
         for kind in worlds(named.rules):
             if servers_apart:
                 alone = apart(servers, faults, kind.world)
-                rows.update(alone.rows)
+                seen.update(alone.seen)
                 good = good and alone.good
                 _print_apart(screen, named.name, kind, alone)
-                found.append({"policy": named.name, "servers_are": kind.name, **alone._asdict()})
+                found.append(_apart_json(named.name, kind, alone))
                 continue
             result = search(servers, faults, kind.world, states_max=states_max)
-            rows.update(result.rows)
+            seen.update(result.seen)
             good = good and result.broken is None and result.complete
             _print(screen, named.name, kind, result)
             found.append(_as_json(named.name, kind, result))
-    never = [row for row in _TAKEN_BY_A_PLANNER if row not in rows]
-    screen.line(
-        f"{len(_TAKEN_BY_A_PLANNER) - len(never)} of {len(_TAKEN_BY_A_PLANNER)} rows of the table taken"
-    )
-    if never:
-        screen.line(f"never: {', '.join(never)}")
+    for line in shown(seen):
+        screen.line(line)
     screen.result(
-        {"servers": servers, "faults": faults, "good": good, "runs": found, "rows_never_taken": never}
+        {
+            "servers": servers,
+            "faults": faults,
+            "good": good,
+            "runs": found,
+            "never": never(seen),
+            **plain(seen),
+        }
     )
     raise typer.Exit(EXIT_OK if good else EXIT_NO)
-
-
-_TAKEN_BY_A_PLANNER = tuple(row.id for row in ROWS if row.verdict is Verdict.TAKE)
-"""Rows that refuse a request are for callers; a planner that asks for what is refused breaks a law."""
 
 
 def _print(screen: Screen, policy: str, kind: Named, result: Result) -> None:
@@ -140,6 +137,20 @@ def _as_json(policy: str, kind: Named, result: Result) -> Json:
         "complete": result.complete,
         "broken": result.broken.law if result.broken else None,
         "script": list(script(result.broken)) if result.broken else [],
-        "faults": dict(sorted(result.faults.items())),
-        "turns": {str(turn): count for turn, count in sorted(result.turns.items())},
+        **plain(result.seen),
+    }
+
+
+def _apart_json(policy: str, kind: Named, found: Apart) -> Json:
+    return {
+        "policy": policy,
+        "servers_are": kind.name,
+        "states": found.states,
+        "steps": found.steps,
+        "calm_steps": found.calm,
+        "situations": found.situations,
+        "seconds": round(found.seconds, 3),
+        "broken": found.broken or None,
+        "entangled": found.entangled or None,
+        **plain(found.seen),
     }

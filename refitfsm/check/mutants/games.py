@@ -10,7 +10,7 @@ from refitfsm.check.healing import never_heals
 from refitfsm.check.moves import Move, State, World
 from refitfsm.check.mutants import unplanned
 from refitfsm.check.mutants.graph import Game
-from refitfsm.check.search import Result, start, step
+from refitfsm.check.search import Seen, start, step
 from refitfsm.check.worlds import Named, worlds
 from refitfsm.model.table import BOOK, Book
 from refitfsm.planner.playbook import PLAYBOOK
@@ -47,7 +47,7 @@ def planned_game(policy: str, kind: Named, servers: int, faults: int) -> Game:
 
 def _step(state: State, move: Move, world: World) -> tuple[State, str]:
     try:
-        return step(state, move, world, Result())
+        return step(state, move, world, Seen())
     except Unlawful as error:
         return state, str(error)
 

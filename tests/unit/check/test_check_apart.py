@@ -16,7 +16,7 @@ from refitfsm.check.modular import Modular
 from refitfsm.check.moves import State, World, moves
 from refitfsm.check.planted.catalogue import MISTAKES
 from refitfsm.check.planted.mistake import Mistake, wrong_world
-from refitfsm.check.search import Result, start, step
+from refitfsm.check.search import Seen, start, step
 from refitfsm.check.truth import TrueServer
 from refitfsm.check.worlds import worlds
 from refitfsm.model.values import ServerView
@@ -49,7 +49,7 @@ def reached(servers: int, faults: int, world: World) -> Iterator[State]:
         state = queue.popleft()
         yield state
         for move in moves(state, world):
-            after, why = step(state, move, world, Result())
+            after, why = step(state, move, world, Seen())
             assert not why
             key = coded(after, world), faults - after.faults
             if key not in known:
@@ -111,7 +111,7 @@ def test_whatever_a_fleet_does_without_faults_is_a_calm_step_of_each_server(
         for move in moves(state, world):
             if move.is_fault or (move.name.startswith("asked: ") and move.name != "asked: refit"):
                 continue
-            after, _ = step(state, move, world, Result())
+            after, _ = step(state, move, world, Seen())
             for node, to in zip(nodes(state), nodes(after), strict=True):
                 assert is_near(to, node), move.name
                 looked_at += 1

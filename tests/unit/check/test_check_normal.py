@@ -5,7 +5,7 @@ import pytest
 from refitfsm import policies
 from refitfsm.check.moves import Move, State, World, moves
 from refitfsm.check.normal import Normaliser
-from refitfsm.check.search import Result, start, step
+from refitfsm.check.search import Seen, start, step
 from refitfsm.check.worlds import worlds
 
 
@@ -21,7 +21,7 @@ def states(world: World, servers: int, faults: int, count: int) -> list[State]:
         if len(found) > count:
             break
         for move in moves(state, world):
-            after, why = step(state, move, world, Result())
+            after, why = step(state, move, world, Seen())
             assert not why
             found.append(after)
     return found
@@ -64,7 +64,7 @@ def test_what_happens_next_does_not_depend_on_the_form(world: World) -> None:
 
     def successors(state: State) -> set[object]:
         def made(move: Move) -> object:
-            after, why = step(state, move, world, Result())
+            after, why = step(state, move, world, Seen())
             return move.name, why or normal(after)[1]
 
         return {made(move) for move in moves(state, world)}

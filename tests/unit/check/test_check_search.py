@@ -10,7 +10,7 @@ from refitfsm.check import laws
 from refitfsm.check.moves import World
 from refitfsm.check.normal import Normaliser
 from refitfsm.check.script import script
-from refitfsm.check.search import Result, search, start, step
+from refitfsm.check.search import Result, Seen, search, start, step
 from refitfsm.check.worlds import worlds
 from refitfsm.model.fleet import Goal
 from refitfsm.model.guards import GUARDS, Guard
@@ -132,11 +132,11 @@ def test_the_way_to_a_broken_law_leads_there(monkeypatch: pytest.MonkeyPatch) ->
     normal = Normaliser()
     state, _ = normal(start(1, 1, here))
     for move, following in pairwise(broken.trace):
-        after, why = step(move.state, move, here, Result())
+        after, why = step(move.state, move, here, Seen())
         assert not why
         state, _ = normal(after)
         assert state.truth == following.state.truth or following.given is not None
-    _, why = step(broken.trace[-1].state, broken.trace[-1], here, Result())
+    _, why = step(broken.trace[-1].state, broken.trace[-1], here, Seen())
     assert why == broken.law
     assert laws.broken(state) == ""
 

@@ -7,19 +7,36 @@ import pytest
 
 from refitfsm.check.planted.mistake import Mistake
 from refitfsm.cli.main import main
+from refitfsm.cli.seen import SOMETIMES
 from refitfsm.model.states import ServerState
 from refitfsm.model.table import TABLE
 from refitfsm.model.values import EventName
 
 
 def test_it_says_what_was_searched(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line for each policy and kind of server, then the rows that were taken; status 0."""
+    """One line for each policy and kind of server, then what was met, and each law by its risk; status 0."""
     assert main(["check", "--servers", "1", "--faults", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(line.endswith("every law holds") for line in lines[:-2])
-    assert {line.partition(" (")[0] for line in lines[:-2]} == {"always_on", "colocated", "kv_only"}
-    assert "rows of the table taken" in lines[-2]
-    assert lines[-1].startswith("never: ")
+    searched = [line for line in lines if line.endswith("every law holds")]
+    assert {line.partition(" (")[0] for line in searched} == {"always_on", "colocated", "kv_only"}
+    met = lines[len(searched) :]
+    assert [line.partition(":")[0] for line in met[:3]] == ["sometimes"] * 3
+    assert met[2].startswith(f"sometimes: 0 of {len(SOMETIMES['faults'])} faults; never: ")
+    assert [line.partition(": ")[0] for line in met[3:]] == list(SOMETIMES["risks"])
+
+
+@pytest.mark.parametrize("apart", [[], ["--apart"]], ids=["in full", "apart"])
+def test_every_law_is_at_risk_and_every_fault_befalls(
+    apart: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With one fault no law goes untested, no fault is left out, and cycles turn in every way."""
+    assert main(["check", *apart, "--servers", "1", "--faults", "1", "--json"]) == 0
+    never = json.loads(capsys.readouterr().out)["never"]
+    assert {kind: never[kind] for kind in ("turns", "faults", "risks")} == {
+        "turns": [],
+        "faults": [],
+        "risks": [],
+    }
 
 
 def test_a_policy_of_ones_own_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
